@@ -146,7 +146,7 @@ class ServiceSpec:
 
     idle_timeout_s: a stream with no byte for this long is cut (never a total limit: token streams are long).
     first_byte_timeout_s: no response byte within this time counts as a failed try and may be retried.
-    capacity_rps: requests per second that one healthy instance is declared to carry (safety rule of `traffic shift`).
+    capacity_rps: requests per second that one healthy instance is declared to carry (`traffic shift` checks it).
     dye_header: whether `x-weir-dye` may pin a tester to a stage.
     """
 
@@ -184,7 +184,7 @@ class Refusal:
 class TrafficPlan:
     """What the ingress does for one service: the slices in layout order, adding up to FULL.
 
-    base: region runs before health and evacuation (kept so that sessions come home), (region, weight).
+    layout: runs before health and evacuation ((region, stage), weight), kept so that sessions come home.
     refusals: values that were not taken. kv_index: highest KV index this plan has seen.
     """
 
@@ -194,7 +194,7 @@ class TrafficPlan:
     canary_key: str
     region_shares: Mapping[str, float]
     evacuated: tuple[str, ...] = ()
-    base: tuple[tuple[str, int], ...] = ()
+    layout: tuple[tuple[tuple[str, str], int], ...] = ()
     refusals: tuple[Refusal, ...] = ()
     kv_index: int = 0
     reason: str = ""
@@ -202,7 +202,9 @@ class TrafficPlan:
     def check(self) -> None:
         """Raise SnapshotError unless weights are positive integers adding up to FULL."""
         if any(s.weight <= 0 for s in self.slices) or sum(s.weight for s in self.slices) != FULL:
-            raise SnapshotError(f"plan of {self.service}: weights must be positive and add up to {FULL}: {self.slices}")
+            raise SnapshotError(
+                f"plan of {self.service}: weights must be positive and add up to {FULL}: {self.slices}"
+            )
 
 
 class SnapshotError(ValueError):
