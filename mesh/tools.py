@@ -35,7 +35,10 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One program: how it may be called, where it stands in its bundle, what is lost without it."""
+    """One program: how it may be called, where it stands in its bundle, what is lost without it.
+
+    minimum: the oldest version weir is meant for; empty means any.
+    """
 
     name: str
     commands: tuple[str, ...]
@@ -43,6 +46,7 @@ class Tool:
     version_args: tuple[str, ...]
     bundle: str = ""
     inside: str = ""
+    minimum: tuple[int, ...] = ()
 
     @property
     def override(self) -> str:
@@ -57,31 +61,20 @@ BUNDLES: Mapping[str, Bundle] = {
     "prometheus": Bundle("prometheus", "", ("prometheus",)),
 }
 
+_CUTTING, _METRICS = "drills that cut a region off", "the metrics tests"
+
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
-        Tool("consul", ("consul",), "every region", ("version",), "consul", "usr/bin/consul"),
-        Tool("envoy", ("envoy",), "every region", ("--version",)),
+        Tool("consul", ("consul",), "every region", ("version",), "consul", "usr/bin/consul", (1, 8)),
+        # Envoy before 1.36 lacks fields that our listeners and clusters set.
+        Tool("envoy", ("envoy",), "every region", ("--version",), minimum=(1, 36)),
         Tool(
-            "iptables",
-            ("iptables-legacy",),
-            "drills that cut a region off",
-            ("--version",),
-            "iptables",
-            "usr/sbin/iptables-legacy",
+            "iptables", ("iptables-legacy",), _CUTTING, ("--version",), "iptables", "usr/sbin/iptables-legacy"
         ),
-        Tool(
-            "prometheus",
-            ("prometheus",),
-            "the metrics tests",
-            ("--version",),
-            "prometheus",
-            "usr/bin/prometheus",
-        ),
-        Tool(
-            "promtool", ("promtool",), "the metrics tests", ("--version",), "prometheus", "usr/bin/promtool"
-        ),
-        Tool("terraform", ("terraform", "tofu"), "terraform/ and its tests", ("version",)),
+        Tool("prometheus", ("prometheus",), _METRICS, ("--version",), "prometheus", "usr/bin/prometheus"),
+        Tool("promtool", ("promtool",), _METRICS, ("--version",), "prometheus", "usr/bin/promtool"),
+        Tool("terraform", ("terraform", "tofu"), "terraform/ and its tests", ("version",), minimum=(1, 6)),
     )
 }
 
@@ -142,10 +135,13 @@ def run_env(tool: str, environ: Mapping[str, str] | None = None) -> dict[str, st
     """The environment a tool must be started with.
 
     Equal to the given one (default: this process's), plus the library and module folders when the
-    tool comes from an unpacked tree of the cache rather than from the system.
+    tool comes from an unpacked tree of the cache rather than from the system. For Terraform, a
+    TF_CLI_CONFIG_FILE that names no file is left out: it would print a warning into every answer.
     """
     env = dict(os.environ if environ is None else environ)
     spec = TOOLS[tool]
+    if tool == "terraform" and not Path(env.get("TF_CLI_CONFIG_FILE", os.devnull)).exists():
+        del env["TF_CLI_CONFIG_FILE"]
     if not spec.bundle:
         return env
     root = tree(spec.bundle, env)
