@@ -85,7 +85,8 @@ def tool(spec: Tool, environ: Mapping[str, str]) -> Check:
 
 def tool_version(spec: Tool, path: Path, line: str) -> Check:
     """Judge the line in which a program tells its version."""
-    match = re.search(r"\d+(?:\.\d+)+", line)
+    # Envoy prints its own path first, and that may hold a version too (python3.11).
+    match = re.search(r"\d+(?:\.\d+)+", line.replace(str(path), ""))
     if match is None:
         return Check(
             spec.name, State.WARN, f"{path}: no version in {line!r}", f"set {spec.override} to another"
