@@ -99,3 +99,20 @@ def parse_evacuated(raw: bytes, known: Collection[str]) -> tuple[str, ...]:
     if set(body) >= set(known):
         raise ValueRefused("all regions would be evacuated; at least one must take traffic")
     return tuple(sorted(set(body)))
+
+
+def check(key: str, raw: bytes, known: Collection[str]) -> None:
+    """Raise ValueRefused unless `raw` may stand under the config key `key` ("config/traffic/…")."""
+    parts = key.split("/")
+    name = parts[-1]
+    if len(parts) in (3, 4) and name == "canary-weight":
+        parse_canary(raw)
+    elif len(parts) == 4 and name == "regions":
+        parse_shares(raw, known)
+    elif len(parts) == 4 and name == "evacuated":
+        parse_evacuated(raw, known)
+    else:
+        raise ValueRefused(
+            "no such setting; there are config/traffic/canary-weight and "
+            "config/traffic/<service>/{canary-weight,regions,evacuated}"
+        )
