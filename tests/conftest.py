@@ -1,0 +1,31 @@
+"""What every test may ask for: goldens (tests/goldens.py).
+
+Law: no process, no port, no folder is made here unless a test asks for the fixture that owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.goldens import FOLDER, Goldens
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-goldens", action="store_true", help="write tests/golden/ anew instead of comparing with it"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: fails with a diff unless tests/golden/<name> is exactly `text`."""
+    return Goldens(FOLDER, bool(request.config.getoption("--update-goldens"))).check
+
+
+@pytest.fixture
+def golden_json(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
+    """`golden_json(name, value)`: the same for JSON, with sorted keys."""
+    return Goldens(FOLDER, bool(request.config.getoption("--update-goldens"))).check_json
