@@ -157,7 +157,7 @@ class PrivateApt:
             return WeirError(
                 what,
                 f"the disk is full ({said})",
-                f"free some 600 MB for {self._folder.parent} and run it again",
+                f"free some 600 MB on the disk of {self._folder.parent.parent} and run it again",
             )
         if _NO_KEY.search(output):
             return WeirError(

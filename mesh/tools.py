@@ -136,12 +136,15 @@ def run_env(tool: str, environ: Mapping[str, str] | None = None) -> dict[str, st
 
     Equal to the given one (default: this process's), plus the library and module folders when the
     tool comes from an unpacked tree of the cache rather than from the system. For Terraform, a
-    TF_CLI_CONFIG_FILE that names no file is left out: it would print a warning into every answer.
+    TF_CLI_CONFIG_FILE that can't be read is left out: it would print a warning into every answer.
+    For iptables without root, the lock file (of its own network namespace's rules) moves to the cache.
     """
     env = dict(os.environ if environ is None else environ)
     spec = TOOLS[tool]
-    if tool == "terraform" and not Path(env.get("TF_CLI_CONFIG_FILE", os.devnull)).exists():
+    if tool == "terraform" and not os.access(env.get("TF_CLI_CONFIG_FILE", os.devnull), os.R_OK):
         del env["TF_CLI_CONFIG_FILE"]
+    if tool == "iptables" and os.geteuid() != 0:
+        env.setdefault("XTABLES_LOCKFILE", str(cache_dir(env) / "xtables.lock"))
     if not spec.bundle:
         return env
     root = tree(spec.bundle, env)

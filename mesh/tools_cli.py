@@ -20,9 +20,10 @@ from regions.cli.errors import Exit, UsageError, WeirError
 from regions.cli.output import emit_json, talk
 
 REQUIRED = ("consul", "envoy")
-# Without these weir runs, and one kind of drill says what it misses.
+FOR_TESTS = ("iptables", "prometheus", "promtool")
+# Without these weir runs, and what needs them says so. Terraform is in no Debian release.
 OPTIONAL = ("iptables",)
-FOR_TESTS = ("iptables", "prometheus", "promtool", "terraform")
+OPTIONAL_FOR_TESTS = ("terraform",)
 
 Names = Annotated[
     list[str] | None,
@@ -46,9 +47,10 @@ def setup(
     required = tuple(names or ()) or (REQUIRED + FOR_TESTS if dev else REQUIRED)
     if unknown := sorted(set(required) - set(TOOLS)):
         raise UsageError("weir setup", f"unknown tool {', '.join(unknown)}", "known are " + ", ".join(TOOLS))
-    _bring(required, optional=False)
-    _bring(() if names or dev else OPTIONAL, optional=True)
+    optional = () if names else OPTIONAL_FOR_TESTS if dev else OPTIONAL
+    _fetch(required)
     paths = {name: tools.find(name) for name in required}
+    _fetch_if_possible(optional)
     if as_json:
         emit_json({"tools": {name: str(path) for name, path in paths.items()}})
     elif not quiet:
@@ -56,22 +58,23 @@ def setup(
             typer.echo(f"{name:<11} {path}")
 
 
-def _bring(names: tuple[str, ...], *, optional: bool) -> None:
-    """Fetch what is missing of `names`; a failure of something optional is told, not raised."""
+def _fetch(names: tuple[str, ...]) -> None:
     # Imported late: a set-up with nothing to do should not pay for subprocess and friends.
     from mesh import tools_fetch
 
-    console = talk()
-    try:
-        if bundles := tools_fetch.missing(names, os.environ):
-            tools_fetch.fetch(
-                bundles, os.environ, lambda line: console.print(line, markup=False, soft_wrap=True)
-            )
-    except WeirError as error:
-        if not optional:
-            raise
-        lost = "; ".join(f"{name} is for {TOOLS[name].needed_for}" for name in names)
-        console.print(f"warning: {error}\n  going on without: {lost}", markup=False, soft_wrap=True)
+    if bundles := tools_fetch.missing(names, os.environ):
+        console = talk()
+        tools_fetch.fetch(bundles, os.environ, lambda line: console.print(line, markup=False, soft_wrap=True))
+
+
+def _fetch_if_possible(names: tuple[str, ...]) -> None:
+    """The same for what weir can do without: what stays missing is told, with what is lost, not raised."""
+    for name in names:
+        try:
+            _fetch((name,))
+            tools.find(name)
+        except WeirError as error:
+            talk().print(f"warning: going on without {error}", markup=False, soft_wrap=True)
 
 
 def doctor(
