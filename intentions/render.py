@@ -113,7 +113,7 @@ def enforceable(ours: Iterable[Intention], foreign: Iterable[Foreign]) -> tuple[
     return tuple(sorted([*(i for i in ours if pair(i) not in taken), *denies]))
 
 
-L7 = "L7 permissions, which weir doesn't read"
+L7 = "a rule with L7 permissions, which weir doesn't read"
 _PEER = "a source in a peered cluster or sameness group"
 
 
