@@ -1,0 +1,1 @@
+"""Terraform: the files' shape, and real Terraform runs on a copy of them."""
