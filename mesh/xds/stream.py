@@ -1,0 +1,322 @@
+"""One delta ADS stream without a socket: requests and the latest ResourceSet in, pushes out.
+
+Law: pure. No I/O, no clock: `now` is monotonic seconds and handed in. At most one un-ACKed push per type;
+between publishes only the latest set counts; what is sent is the difference between that set and what this
+client has, in the order of `order.PUSH_ORDER`. Nothing changed, nothing sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mesh.xds import gates, names, order
+from mesh.xds.nack import Quarantine, Refused, Trouble
+from mesh.xds.order import Gate, Step, What
+from mesh.xds.resource_set import Resource, ResourceSet
+from mesh.xds.state import StreamState, TypeState, fingerprint
+from mesh.xds.subscription import Subscription
+from mesh.xds.wire import BadRequest, Push, Request
+
+MAX_TYPES = 16
+"""Types one client may ask for; Envoy has nine."""
+SETTLE_S = 5.0
+"""How long after opening a stream we wait for LDS and RDS to be asked for before clusters are removed."""
+CDS_WITHIN_S = 20.0
+"""A stream whose client has not asked for CDS by then is closed (envoy#34334). More than Envoy's
+`initial_fetch_timeout` of 15 s, since Envoy keeps CDS back as long as clusters warm."""
+NEVER = float("inf")
+
+
+class Heard(StrEnum):
+    """What a request was."""
+
+    ACK = "ack"
+    NACK = "nack"
+    STALE = "stale"
+    SUBSCRIBE = "subscribe"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request meant. seconds: from push to ACK. reason: the client's words on a NACK."""
+
+    kind: Heard
+    type_url: str
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class _Lane:
+    """One type on this stream."""
+
+    __slots__ = ("acked", "held", "pending", "pending_at", "quiet", "sent", "sub", "trouble")
+
+    def __init__(self, type_url: str) -> None:
+        self.sub = Subscription(type_url)
+        self.pending: Push | None = None
+        self.pending_at = 0.0
+        self.trouble = Trouble()
+        self.held: str | None = None
+        self.sent: Mapping[str, Resource] | None = None
+        self.acked: Mapping[str, Resource] | None = None
+        self.quiet: Mapping[str, Resource] | None = None
+        """The desired group for which there was nothing left to send; saves comparing it again."""
+
+
+class DeltaStream:
+    """State of one stream. `wake_at`: monotonic seconds at which `poll` may find work without any event."""
+
+    def __init__(self, proxy_id: str, now: float, quarantine: Quarantine | None = None) -> None:
+        self.proxy_id = proxy_id
+        self.opened = self.changed = now
+        self.wake_at = NEVER
+        self._desired: ResourceSet | None = None
+        self._lanes: dict[str, _Lane] = {}
+        self._nonce = 0
+        self._quarantine = quarantine if quarantine is not None else Quarantine()
+        self._repeat_eds = False
+
+    # --- in ---
+
+    def publish(self, desired: ResourceSet) -> None:
+        """Replace what is desired. Latest wins: what was not sent yet is never sent."""
+        self._desired = desired
+
+    def request(self, request: Request, now: float) -> Answer:
+        """Take one request. Raises BadRequest when the client asks for more than any Envoy would."""
+        lane = self._lane(request.type_url)
+        answer = self._hear(lane, request, now)
+        cds = self._lanes.get(names.CLUSTER)
+        before_cds = cds is None or not cds.sub.asked
+        warming = before_cds and request.type_url in (names.ENDPOINT, names.SECRET)
+        self._repeat_eds |= before_cds and request.type_url == names.ENDPOINT
+        # Also under a stale nonce: in delta a subscription change is never lost with the ACK it came with.
+        lane.sub.apply(request, sure=not warming)
+        lane.quiet = None
+        self._settle(lane)
+        return answer
+
+    def _lane(self, type_url: str) -> _Lane:
+        lane = self._lanes.get(type_url)
+        if lane is None:
+            if len(self._lanes) >= MAX_TYPES:
+                raise BadRequest(f"more than {MAX_TYPES} types on one stream")
+            lane = self._lanes[type_url] = _Lane(type_url)
+        return lane
+
+    def _hear(self, lane: _Lane, request: Request, now: float) -> Answer:
+        push = lane.pending
+        if push is None or request.nonce != push.nonce:
+            kind = Heard.STALE if request.nonce else Heard.SUBSCRIBE
+            return Answer(kind, request.type_url)
+        lane.pending = None
+        self.changed = now
+        if request.error is None:
+            lane.sub.took(push.upserts, push.removed)
+            lane.trouble.acked()
+            return Answer(Heard.ACK, request.type_url, now - lane.pending_at)
+        blamed = lane.trouble.nacked(push, request.error, now)
+        lane.sub.doubt(push.upserts, push.removed, blamed)
+        for resource in push.upserts:
+            if resource.name in blamed:
+                refused = Refused(resource.version, request.error, now)
+                self._quarantine.add(request.type_url, resource.name, refused)
+        return Answer(Heard.NACK, request.type_url, now - lane.pending_at, request.error)
+
+    # --- out ---
+
+    def poll(self, now: float) -> tuple[Push, ...]:
+        """What is to be sent now, in this order. Each push counts as sent; call again after any event."""
+        self.wake_at = NEVER
+        if self._desired is None:
+            return ()  # nothing known yet is not the same as nothing: stay silent
+        pushes = []
+        for step in order.PUSH_ORDER:
+            lane = self._lanes.get(step.type_url)
+            push = self._try(step, lane, self._desired, now) if lane is not None else None
+            if push is not None:
+                pushes.append(push)
+        for type_url in self._lanes.keys() - order.KNOWN_TYPES:
+            (step,) = order.steps_for(type_url)
+            push = self._try(step, self._lanes[type_url], self._desired, now)
+            if push is not None:
+                pushes.append(push)
+        return tuple(pushes)
+
+    def _try(self, step: Step, lane: _Lane, desired: ResourceSet, now: float) -> Push | None:
+        group = desired.of(step.type_url)
+        if lane.pending is not None or not lane.sub.asked or lane.quiet is group:
+            return None
+        if now < lane.trouble.not_before:
+            self.wake_at = min(self.wake_at, lane.trouble.not_before)
+            return None
+        if step.what is not What.REMOVE:
+            lane.held = None
+        target, kept = self._target(lane, group)
+        upserts = self._upserts(step, lane, target, desired)
+        removed = self._removals(step, lane, target, kept, now)
+        if lane.trouble.batch is not None and upserts:
+            upserts, removed = upserts[: lane.trouble.batch], []
+        empty_answer = lane.sub.must_answer and step.what is not What.REMOVE and lane.held is None
+        if upserts or removed or empty_answer:
+            return self._send(lane, group, upserts, removed, now)
+        if step is order.steps_for(step.type_url)[-1]:
+            self._settle(lane)
+        return None
+
+    def _target(
+        self, lane: _Lane, group: Mapping[str, Resource]
+    ) -> tuple[Mapping[str, Resource], frozenset[str]]:
+        """What this client is to have: the desired, with its last good one in place of what it has refused.
+
+        Second: names that stay as they are, because only the client knows its last good one.
+        """
+        refused = self._quarantine.of(lane.sub.type_url)
+        if not refused:
+            return group, frozenset()
+        target, kept = dict(group), set()
+        for name, what in refused.items():
+            wanted = group.get(name)
+            if wanted is None or wanted.version != what.version:
+                self._quarantine.forget(lane.sub.type_url, name)
+                continue
+            del target[name]
+            held = lane.sub.known.get(name)
+            if held is not None and held.resource is not None:
+                target[name] = held.resource
+            elif held is not None:
+                kept.add(name)
+        return target, frozenset(kept)
+
+    def _upserts(
+        self, step: Step, lane: _Lane, target: Mapping[str, Resource], desired: ResourceSet
+    ) -> list[Resource]:
+        if step.what is What.REMOVE:
+            return []
+        changed = lane.sub.changed(target)
+        if step.gate is not Gate.CLUSTERS_READY:
+            return changed
+        free = []
+        for resource in changed:
+            why = gates.clusters_ready(resource, desired, self._lanes)
+            if why is None:
+                free.append(resource)
+            lane.held = lane.held or why
+        return free
+
+    def _removals(
+        self, step: Step, lane: _Lane, target: Mapping[str, Resource], kept: frozenset[str], now: float
+    ) -> list[str]:
+        if step.what is What.UPSERT:
+            return []
+        gone = [name for name in lane.sub.vanished(target) if name not in kept]
+        if lane.trouble.frozen and lane.trouble.frozen.issuperset(gone):
+            return []
+        free = []
+        for name in gone:
+            # A name that the client does not have is only answered ("there is no such thing"): never held.
+            why = self._why_not_remove(step, lane, name, target, now) if name in lane.sub.known else None
+            if why is None:
+                free.append(name)
+            lane.held = lane.held or why
+        return free
+
+    def _why_not_remove(
+        self, step: Step, lane: _Lane, name: str, target: Mapping[str, Resource], now: float
+    ) -> str | None:
+        if step.type_url in order.NEVER_EMPTIED and not target:
+            return f"removal of {name} refused: nothing of this type would be left, which is no order but a fault"
+        if step.gate is Gate.UNUSED and self._desired is not None:
+            settled_at = self.opened + SETTLE_S
+            why = gates.unused(name, self._desired, self._lanes, settling=now < settled_at)
+            if why is not None and now < settled_at:
+                self.wake_at = min(self.wake_at, settled_at)
+            return why
+        if step.gate is Gate.CLUSTER_GONE:
+            return gates.cluster_gone(name, self._lanes)
+        return None
+
+    def _send(
+        self,
+        lane: _Lane,
+        group: Mapping[str, Resource],
+        upserts: list[Resource],
+        removed: list[str],
+        now: float,
+    ) -> Push:
+        self._nonce += 1
+        push = Push(lane.sub.type_url, tuple(upserts), tuple(removed), str(self._nonce))
+        lane.pending, lane.pending_at, lane.sent = push, now, group
+        lane.sub.must_answer = False
+        lane.sub.owed.difference_update(removed, (r.name for r in upserts))
+        self.changed = now
+        if push.type_url == names.CLUSTER:
+            self._eds_again(push)
+        return push
+
+    def _eds_again(self, push: Push) -> None:
+        """A changed cluster warms anew and gets no endpoints unless they are sent again, changed or not."""
+        eds = self._lanes.get(names.ENDPOINT)
+        if eds is None:
+            return
+        for cluster in push.upserts:
+            eds.sub.owe(gates.endpoints_of(cluster))
+        if self._repeat_eds:
+            # EDS was asked for first on this stream: its answer may have been taken for the old cluster.
+            eds.sub.owe(tuple(eds.sub.named))
+            self._repeat_eds = False
+        eds.quiet = None
+
+    def _settle(self, lane: _Lane) -> None:
+        """Note that the client has all there is of a type, if that is so."""
+        if self._desired is None or lane.pending is not None or lane.sub.must_answer:
+            return
+        group = self._desired.of(lane.sub.type_url)
+        target, kept = self._target(lane, group)
+        if lane.sub.changed(target) or any(name not in kept for name in lane.sub.vanished(target)):
+            return
+        clean = not self._quarantine.of(lane.sub.type_url)
+        lane.trouble.settled(clean=clean)
+        lane.quiet = group
+        if clean:
+            lane.acked = group
+
+    # --- shown ---
+
+    @property
+    def judged_at(self) -> float:
+        """Monotonic seconds at which `verdict` may turn against the client; NEVER once it has asked for
+        CDS."""
+        cds = self._lanes.get(names.CLUSTER)
+        return NEVER if cds is not None and cds.sub.asked else self.opened + CDS_WITHIN_S
+
+    def verdict(self, now: float) -> str | None:
+        """Why this stream must be closed by us, or None."""
+        if now >= self.judged_at:
+            return f"no CDS request within {CDS_WITHIN_S:g} s (envoy#34334): reconnect"
+        return None
+
+    def state(self, offset: float = 0.0) -> StreamState:
+        """A view; `offset` is what has to be added to monotonic seconds to get unix seconds."""
+        types = {type_url: self._view(lane, offset) for type_url, lane in sorted(self._lanes.items())}
+        return StreamState(self.proxy_id, self.opened + offset, self.changed + offset, types)
+
+    def _view(self, lane: _Lane, offset: float) -> TypeState:
+        type_url = lane.sub.type_url
+        group = None if self._desired is None else self._desired.of(type_url)
+        refused = self._quarantine.of(type_url)
+        return TypeState(
+            type_url=type_url,
+            desired=fingerprint(group),
+            sent=fingerprint(lane.sent),
+            acked=fingerprint(lane.acked),
+            pending_nonce=lane.pending.nonce if lane.pending else None,
+            pending_since=lane.pending_at + offset if lane.pending else None,
+            nack=lane.trouble.reason or next((r.reason for r in refused.values()), None),
+            nack_since=lane.trouble.at + offset if lane.trouble.reason else None,
+            held=lane.held,
+            quarantined={name: r.reason for name, r in sorted(refused.items())},
+            resources=len(lane.sub.known),
+        )
