@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 import typer
+from rich.markup import escape
 
 from regions.cli.errors import Exit, WeirError
 from regions.cli.output import talk
@@ -41,7 +42,7 @@ def main() -> None:
     try:
         build()(standalone_mode=True)
     except WeirError as error:
-        talk().print(f"[bold red]error[/] {error}", soft_wrap=True, markup=True)
+        talk().print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True, markup=True)
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:
         talk().print("interrupted")
