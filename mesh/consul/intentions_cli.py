@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -160,25 +161,30 @@ def _through_door(consul: str, use: Callable[[IntentionsDoor], Awaitable[T]]) ->
     """Run one use of the door of this agent (and of nothing else) to its end."""
 
     async def run() -> T:
-        async with Consul.from_env(address=consul or _world_consul()) as client:
+        async with _agent(consul) as client:
             return await use(await open_intentions(client))
 
     return asyncio.run(run())
 
 
-def _world_consul() -> str:
-    """HTTP address of the primary's agent in the world of this folder. Raises UsageError without one."""
+def _agent(consul: str) -> Consul:
+    """The agent named, else the primary's in the world of this folder. Raises UsageError without either.
+
+    Tokens as for the consul CLI (CONSUL_HTTP_TOKEN, CONSUL_HTTP_TOKEN_FILE); a world brings its own.
+    """
+    if consul:
+        return Consul.from_env(address=consul)
     way_out = (
         "give --consul http://host:port, set CONSUL_HTTP_ADDR, start a world (weir up), or use --catalog"
     )
     if not (WORLD / "world.json").is_file():
         raise UsageError("consul", "no agent named, and no world in ./.weir", way_out)
-    try:
-        # By name: the world's room stands above this one and must not be imported from here (import-linter).
-        loaded = importlib.import_module("mesh.world.world").World.load(WORLD)
-    except ImportError as error:
-        raise UsageError("consul", f"./.weir can't be read by this weir ({error})", way_out) from error
-    return str(loaded.address(loaded.regions.primary.name).consul_http)
+    # By name: the world's room stands above this one and must not be imported from here (import-linter).
+    world = importlib.import_module("mesh.world.world").World.load(WORLD)
+    env = dict(os.environ)
+    if not env.get("CONSUL_HTTP_TOKEN_FILE"):
+        env.setdefault("CONSUL_HTTP_TOKEN", world.token)
+    return Consul.from_env(env, address=world.address(world.regions.primary.name).consul_http)
 
 
 def _file(folder: Path | None) -> Path:

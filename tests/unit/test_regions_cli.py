@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,13 @@ from typer.testing import CliRunner
 
 from mesh import catalog_cli
 from mesh.consul import intentions_cli
+from mesh.world.consul_config import ConsulSecrets
+from mesh.world.layout import WorldLayout
+from mesh.world.spec import WorldSpec
+from mesh.world.world import save_description
 from regions.cli import regions
 from regions.cli.errors import UsageError
+from regions.load import load_regions
 from regions.yamlfile import DataFileError
 
 ROOT = Path(__file__).parents[2]
@@ -86,3 +92,21 @@ def test_intentions_without_consul(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "--catalog" in caught.value.way_out
     with pytest.raises(UsageError, match="not a service name"):
         weir("intentions", "check", "*", "chat", "--catalog", "--dir", folder)
+
+
+def test_the_worlds_primary_is_asked_when_no_agent_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CONSUL_HTTP_ADDR", "CONSUL_HTTP_TOKEN", "CONSUL_HTTP_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    world = WorldLayout(tmp_path / ".weir", tmp_path / "run")
+    world.folder.mkdir()
+    spec = WorldSpec(number=101, regions=load_regions(ROOT / "regions"), services_dir="")
+    save_description(world, spec)
+    world.secrets.write_text(json.dumps(asdict(ConsulSecrets(gossip="g", management="of-the-world"))))
+    agent = intentions_cli._agent("")
+    assert agent.address == spec.addresses("cn-north-1").consul_http
+    assert agent._headers == {"X-Consul-Token": "of-the-world"}
+    monkeypatch.setenv("CONSUL_HTTP_TOKEN", "my-own")
+    assert intentions_cli._agent("")._headers == {"X-Consul-Token": "my-own"}
