@@ -80,8 +80,8 @@ def rules() -> dict[str, Any]:
                         "labels": {"severity": "warning", "team": "mesh"},
                         "annotations": {
                             "summary": "Traffic of {{ $labels.service }} is not where it was sent",
-                            "description": "Some region and stage is {{ $value | humanizePercentage }} off what "
-                            "config/traffic/ asks for.",
+                            "description": "The share of a region and stage is off by "
+                            "{{ $value | humanizePercentage }}.",
                         },
                     },
                     {
