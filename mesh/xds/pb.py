@@ -64,9 +64,10 @@ def seconds(value: float) -> str:
 def _settle(message: Any) -> None:
     """Give every Any inside deterministic bytes; json_format packs maps in any order."""
     if message.DESCRIPTOR.full_name == "google.protobuf.Any":
-        inner = unpack(message)
-        _settle(inner)
-        message.CopyFrom(pack(inner))
+        if message.type_url:  # an empty Any means "as configured elsewhere" (FilterConfig)
+            inner = unpack(message)
+            _settle(inner)
+            message.CopyFrom(pack(inner))
         return
     for field, value in message.ListFields():
         if field.message_type is None:

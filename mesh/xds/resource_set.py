@@ -130,7 +130,8 @@ def references(message: Any) -> Iterator[Reference]:
     """What a message needs: EDS and RDS names, clusters of routes and TCP proxies, secrets over ADS."""
     kind = message.DESCRIPTOR.full_name
     if kind == "google.protobuf.Any":
-        yield from references(unpack(message))
+        if message.type_url:
+            yield from references(unpack(message))
         return
     yield from _own(kind, message)
     for descriptor, value in message.ListFields():
