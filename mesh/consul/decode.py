@@ -18,6 +18,7 @@ Problems = tuple[str, ...]
 
 SIDECAR_SUFFIX = "-sidecar-proxy"
 DRAINING = "draining"
+_MAINTENANCE = ("_node_maintenance", "_service_maintenance:")
 _WORST = (Health.CRITICAL, Health.WARNING)
 
 
@@ -140,15 +141,19 @@ def _intention(item: Any) -> Intention:
 
 
 def _health(item: Any) -> Health:
-    """Worst of the checks; DRAINING wins over passing and warning, but a dead instance is dead."""
-    seen = {check["Status"] for check in item.get("Checks") or ()}
-    if "maintenance" in seen:
-        return Health.DRAINING
+    """Worst of the checks; DRAINING wins over passing and warning, but a dead instance is dead.
+
+    Maintenance mode (`consul maint`) is a wish to drain, told by a critical check of a reserved name.
+    """
+    checks = item.get("Checks") or ()
+    wishes = [check for check in checks if check["CheckID"].startswith(_MAINTENANCE)]
+    seen = {check["Status"] for check in checks if check not in wishes}
     worst = next((status for status in _WORST if status in seen), Health.PASSING)
     unknown = seen - set(Health)
     if unknown:
         raise ValueError(f"unknown check status {sorted(unknown)}")
-    if worst is not Health.CRITICAL and _meta(item).get("lifecycle") == DRAINING:
+    leaving = bool(wishes) or _meta(item).get("lifecycle") == DRAINING
+    if leaving and worst is not Health.CRITICAL:
         return Health.DRAINING
     return worst
 

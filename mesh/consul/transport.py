@@ -56,6 +56,15 @@ def client_timeout_s(wait_s: float | None) -> float:
     return wait_s + wait_s / 16 + BLOCKING_SLACK_S
 
 
+def _json(raw: Raw, what: str) -> Any:
+    try:
+        return json.loads(raw.text)
+    except ValueError as error:
+        raise ConsulError(
+            raw.status, what, f"the answer is no JSON: {error}", "is this a Consul agent?"
+        ) from None
+
+
 class Transport:
     """Requests to one agent. An async context manager; `close` may be called twice.
 
@@ -83,6 +92,10 @@ class Transport:
         # Jitter of retries, no secret.
         self.rng = rng or random.Random()  # noqa: S311
         self._http: Any = None
+
+    def exchange_headers(self) -> Mapping[str, str]:
+        """Headers of every request. Holds the token: not for showing."""
+        return self._headers
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -115,7 +128,7 @@ class Transport:
         404 is an Answer with body None when Consul itself said so (the index header proves it).
         """
         raw = await self._read(path, params or {}, index, wait_s)
-        body = json.loads(raw.text) if raw.status != 404 and raw.text else None
+        body = None if raw.status == 404 else _json(raw, f"GET {path} at {self.address}")
         return Answer(
             index=int(raw.headers.get("X-Consul-Index", 0)),
             body=body,

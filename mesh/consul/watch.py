@@ -103,8 +103,10 @@ class Watch(Generic[T]):
                 async with asyncio.timeout(deadline_s):
                     answered, value = await self._fetch(self.index, self._wait_s)
                 self._take(answered, value)
+            except TimeoutError:
+                await self._fail(f"no answer within {deadline_s:g} s")
             except Exception as error:
-                await self._fail(error)
+                await self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
 
     def _take(self, answered: int, value: T) -> None:
         self.wakeups += 1
@@ -118,9 +120,8 @@ class Watch(Generic[T]):
             log.info("watch %s: answered again after %d failures", self.name, self._failures)
         self.error, self._failures = None, 0
 
-    async def _fail(self, error: Exception) -> None:
+    async def _fail(self, told: str) -> None:
         self._failures += 1
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
         if told != self.error:
             log.warning("watch %s: %s", self.name, told)
         self.error = told
