@@ -20,7 +20,7 @@ class Request:
     due_s: when it was to be sent (open loop); latency counts from there, so a stalled generator can't
     hide a stalled mesh. sent_s: when it really went out. ok: complete and right. cut: a stream that began
     and did not end properly (never ok). ingress: region whose gateway was asked. region, stage: who
-    answered, from `x-envoy-upstream-metadata`; "" when nobody did. attempts: tries Envoy tells, 1 = no retry.
+    answered, from `x-envoy-upstream-metadata`; "" when nobody did. attempts: by Envoy's count, 0 = not told.
     """
 
     due_s: float
@@ -34,7 +34,7 @@ class Request:
     session: bool = False
     stream: bool = False
     cut: bool = False
-    attempts: int = 1
+    attempts: int = 0
     error: str = ""
 
 

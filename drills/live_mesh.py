@@ -1,4 +1,4 @@
-"""The real doors to the mesh: orders through the traffic manager and Consul KV, status documents, Envoy's counters.
+"""The real doors to the mesh: orders (traffic manager, plain KV), status documents, Envoy's counters.
 
 Law: translates, decides nothing. Status documents are followed by blocking reads, one per region, in the
 background: a region that is dead or frozen delays nobody.

@@ -14,11 +14,12 @@ from drills import healing
 from drills.active import Active, ActiveFile
 from drills.doors import Doors, Generator
 from drills.faults.base import Fault, FaultSpec
-from drills.history import History, Mark, StatusSeen
+from drills.history import Mark, StatusSeen
 from drills.model import Action, Ingresses, Scenario
+from drills.outcome import Finding, Outcome, Phase
 from drills.pace import TICK_S, Interrupted, Pace, Progress, Stop
 from drills.recorder import Recorder
-from drills.steady import Finding, before_load, same_plan, under_load
+from drills.steady import before_load, same_plan, under_load
 from regions.cli.errors import WeirError
 
 
@@ -36,34 +37,6 @@ class Plan:
     active: ActiveFile
     say: Progress
     stop: Stop
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """name, when it began and ended (unix seconds)."""
-
-    name: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run leaves for the judges.
-
-    healed: nothing was broken, or all of it is proven healed. problem: why the drill could not be carried
-    out as written ("" when it was). by_hand: commands that undo what is left.
-    """
-
-    history: History
-    healed: bool
-    problem: str = ""
-    interrupted: bool = False
-    steady: tuple[Finding, ...] = ()
-    done: tuple[str, ...] = ()
-    proofs: tuple[str, ...] = ()
-    by_hand: tuple[str, ...] = ()
-    phases: tuple[Phase, ...] = ()
 
 
 class Drill:

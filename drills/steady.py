@@ -7,23 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from drills.doors import Doors
 from drills.dye import dye
 from drills.history import History, StatusSeen
 from drills.measure import success_rate
 from drills.model import UNDER_LOAD, Probe, ProbeKind, Scenario
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A probe measured: the value (1/0 for yes/no, None = not measurable), whether it is tolerable, why."""
-
-    probe: str
-    value: float | None
-    held: bool
-    detail: str
+from drills.outcome import Finding
 
 
 async def before_load(scenario: Scenario, doors: Doors) -> tuple[Finding, ...]:
