@@ -120,7 +120,10 @@ class RetrySpec:
     attempts: int = 3
     budget_percent: float = 20.0
     """Share of active requests that may be retries at one time (Envoy retry_budget)."""
-    min_concurrency: int = 10
+    min_concurrency: int = 256
+    """So many retries at one time are always allowed, per cluster. When a group freezes, EVERY request in flight
+    to it becomes a retry at the same moment: below (rate x detection time, about 2 s) requests fail (measured:
+    10 lost a third of the requests of two frozen sidecars, 256 lost none at 100 requests/s)."""
     base_interval_ms: int = 25
 
 

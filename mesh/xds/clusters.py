@@ -223,6 +223,9 @@ _LEAVING: Json = {
         "healthy_panic_threshold": {"value": PANIC_PERCENT},
         # A group that grows must not look half dead until the newcomers' first check.
         "ignore_new_hosts_until_first_hc": True,
+        # By default Envoy gathers health changes for a second after the first one: of two hosts that die
+        # together the second would get traffic that long, and retries can't outlast it (measured).
+        "update_merge_window": seconds(0),
     },
 }
 
