@@ -71,7 +71,7 @@ def dye(header: str) -> tuple[str, str]:
     return parts.get("region", ""), parts.get("stage", "")
 
 
-async def open_loop(
+async def open_loop(  # noqa: PLR0913 - all but three are named and have a default
     urls: Sequence[str],
     rate: float,
     duration_s: float,
