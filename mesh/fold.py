@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from intentions.model import Intention
 from mesh.model import (
@@ -77,6 +77,8 @@ class Facts:
     """What is known of the mesh from the seat of one region.
 
     emptied: when an (service, region) was first seen empty although it had two endpoints or more.
+    all_endpoints, all_gateways: the same as the maps, flat and sorted; made anew only when the maps change, so that
+    builders may tell "unchanged" by identity and a weight change builds nothing but routes.
     """
 
     region: str
@@ -87,6 +89,8 @@ class Facts:
     )
     emptied: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
     gateways: Mapping[str, tuple[Gateway, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    all_endpoints: tuple[Endpoint, ...] = ()
+    all_gateways: tuple[Gateway, ...] = ()
     proxies: Mapping[str, Proxy] | None = None
     intentions: tuple[Intention, ...] | None = None
     roots: Roots | None = None
@@ -99,7 +103,8 @@ def fold(facts: Facts, event: Event, now: float) -> Facts:
         case EndpointsSeen():
             return _endpoints(facts, event, now)
         case GatewaysSeen(region, gateways):
-            return replace(facts, gateways=_with(facts.gateways, region, gateways))
+            known = _with(facts.gateways, region, gateways)
+            return replace(facts, gateways=known, all_gateways=_flat(known))
         case ProxiesSeen(proxies):
             return replace(facts, proxies=MappingProxyType({p.id: p for p in proxies}))
         case IntentionsSeen(intentions):
@@ -118,11 +123,9 @@ def _endpoints(facts: Facts, event: EndpointsSeen, now: float) -> Facts:
         first = now if since is None else since
         if now - first < CONFIRM_S:
             return replace(facts, emptied=_with(facts.emptied, key, first))
-    return replace(
-        facts,
-        endpoints=_with(facts.endpoints, key, tuple(sorted(event.endpoints))),
-        emptied=_without(facts.emptied, key),
-    )
+    known = _with(facts.endpoints, key, tuple(sorted(event.endpoints)))
+    emptied = _without(facts.emptied, key)
+    return replace(facts, endpoints=known, all_endpoints=_flat(known), emptied=emptied)
 
 
 def overdue(facts: Facts, now: float) -> tuple[EndpointsSeen, ...]:
@@ -174,8 +177,8 @@ def snapshot(facts: Facts, plans: Mapping[str, TrafficPlan]) -> MeshSnapshot:
         region=facts.region,
         regions=facts.regions,
         services=facts.services,
-        endpoints=tuple(sorted(e for ends in facts.endpoints.values() for e in ends)),
-        gateways=tuple(sorted(g for gates in facts.gateways.values() for g in gates)),
+        endpoints=facts.all_endpoints,
+        gateways=facts.all_gateways,
         proxies=facts.proxies or MappingProxyType({}),
         intentions=facts.intentions or (),
         roots=facts.roots,
@@ -184,6 +187,10 @@ def snapshot(facts: Facts, plans: Mapping[str, TrafficPlan]) -> MeshSnapshot:
     )
     result.check()
     return result
+
+
+def _flat(groups: Mapping[Any, tuple[V, ...]]) -> tuple[V, ...]:
+    return tuple(sorted(item for group in groups.values() for item in group))  # type: ignore[type-var]
 
 
 def _with(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
