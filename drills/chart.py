@@ -103,7 +103,7 @@ def _time_axis(x: Axis, y: float) -> list[str]:
 
 
 def _rate(data: Timeline) -> Panel:
-    top = _nice(max(s.requests for s in data.slots) / data.width_s)
+    top = _nice(1.1 * max(s.requests for s in data.slots) / data.width_s)
 
     def body(plane: Plane) -> list[str]:
         parts = []
@@ -184,4 +184,4 @@ def _plan_steps(data: Timeline, what: str, name: str) -> list[tuple[float, float
 def _nice(value: float) -> float:
     """The next round number above."""
     power = 10.0 ** math.floor(math.log10(max(value, 1.0)))
-    return next((m * power for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if m * power >= value), 10 * power)
+    return next((m * power for m in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8) if m * power >= value), 10 * power)

@@ -74,11 +74,10 @@ def _plans(history: History) -> dict[str, list[tuple[float, StatusSeen]]]:
         line = plans.setdefault(status.region, [])
         if line and line[-1][1].shares == status.shares and line[-1][1].applied and status.applied:
             continue
-        since = (
-            min(status.at_s, status.times.applied) if status.applied and status.times.applied else status.at_s
-        )
-        # Out of order in time can't be: a later document never holds from before an earlier one.
-        line.append((max(since, line[-1][0]) if line else since, status))
+        # The last ACK is when it came into force, if that lies between our two looks; else we know this one.
+        before = line[-1][1].at_s if line else 0.0
+        known = status.applied and before <= status.times.applied <= status.at_s
+        line.append((status.times.applied if known else status.at_s, status))
     return plans
 
 

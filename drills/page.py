@@ -74,14 +74,15 @@ def _figures(report: Report) -> list[dict[str, str]]:
     plain = [r.latency_s for r in requests if r.ok and not r.stream]
     rows = [
         (percent(success_rate(requests), 3), "success rate"),
-        (seconds(report.recovery_s), "until success stayed ≥ 99.9 %"),
+        (seconds(report.recovery_s), "until ≥ 99.9 % for good"),
         (percent(report.dye.pooled.deviation if report.dye.pooled else None), "dye deviation"),
-        (seconds(found.total_s if found else None), "control plane, in all (MTTR)"),
+        (seconds(found.total_s if found else None), "MTTR of the control planes"),
         (number(len(requests)), "requests"),
         (number(sum(not r.ok for r in requests)), "failed"),
         (number(retried(report.history)), "retried"),
         (number(sum(r.cut for r in requests)), "streams cut"),
-        (f"{seconds(percentile(plain, 0.5))} / {seconds(percentile(plain, 0.99))}", "latency p50 / p99"),
+        (seconds(percentile(plain, 0.5)), "latency p50"),
+        (seconds(percentile(plain, 0.99)), "latency p99"),
     ]
     if found is not None:
         parts = (("detect", found.detect_s), ("decide", found.decide_s), ("push", found.push_s))

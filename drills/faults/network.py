@@ -17,8 +17,8 @@ UNBOUND = "127.0.0.1"
 
 
 def chain_name(drill: str) -> str:
-    """At most 28 characters are allowed; the end of a drill's id is its unique part."""
-    return CHAIN_PREFIX + drill[-16:]
+    """At most 28 characters are allowed; what follows the last dash of a drill's id is unique."""
+    return CHAIN_PREFIX + drill.rpartition("-")[2][:20]
 
 
 def rules(target: str, others: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
