@@ -38,6 +38,7 @@ class Tuning:
     slack_s: how much longer than the longest legal wait an answer may take.
     backoff_first_s, backoff_most_s: pauses after errors double from the one to the other.
     per_s, burst: floor under the loop: at most `burst` answers at once, then `per_s` a second.
+    idle_cost: an answer without news counts as so many.
     """
 
     slack_s: float = 5.0
@@ -45,6 +46,7 @@ class Tuning:
     backoff_most_s: float = 1.0
     per_s: float = 100.0
     burst: int = 20
+    idle_cost: int = 5
 
 
 LOCAL = Tuning()
@@ -98,24 +100,27 @@ class Watch(Generic[T]):
         """Never returns; cancel it."""
         while True:
             await self._keep_pace()
+            asked_at = self._clock.monotonic()
             deadline_s = answer_deadline_s(self.index, self._wait_s, self._tuning.slack_s)
             try:
                 async with asyncio.timeout(deadline_s):
                     answered, value = await self._fetch(self.index, self._wait_s)
-                self._take(answered, value)
+                self._take(answered, value, self._clock.monotonic() - asked_at)
             except TimeoutError:
                 await self._fail(f"no answer within {deadline_s:g} s")
             except Exception as error:
                 await self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
 
-    def _take(self, answered: int, value: T) -> None:
+    def _take(self, answered: int, value: T, took_s: float) -> None:
         self.wakeups += 1
         if self._last is None or self._last[0] != value:
             self._on_value(value, answered)
             self._last = (value,)
             self.changes += 1
+        else:
+            self._allowance -= self._tuning.idle_cost - 1
         self._answered_at = self._clock.monotonic()
-        self.index = next_index(self.index, answered)
+        self.index = next_index(self.index, answered, early=took_s < self._wait_s * 0.95)
         if self.error is not None:
             log.info("watch %s: answered again after %d failures", self.name, self._failures)
         self.error, self._failures = None, 0
@@ -141,9 +146,16 @@ class Watch(Generic[T]):
         self._allowance -= 1
 
 
-def next_index(asked: int, answered: int) -> int:
-    """The index to ask with after an answer: 0 (start over) if it went backwards, else at least 1."""
-    return 0 if answered < asked else max(1, answered)
+def next_index(asked: int, answered: int, early: bool) -> int:
+    """The index to ask with after an answer: 0 (start over) if it can't be trusted, else at least 1.
+
+    early: the answer came before the wait was over. With the very index that was asked with, that is how
+    a snapshot restore looks (measured on 1.8.7): the query is woken with the OLD content and index, and
+    the next one would sleep in the restored store, whose index is lower, until the wait is over.
+    """
+    if answered < asked or (early and answered == asked > 0):
+        return 0
+    return max(1, answered)
 
 
 def backoff_s(tuning: Tuning, failures: int, chance: float) -> float:

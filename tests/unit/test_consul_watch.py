@@ -104,6 +104,22 @@ def test_index_backwards_starts_over_and_zero_becomes_one() -> None:
     assert [value for _, value, _ in heard] == ["a", "b"]
 
 
+def test_woken_early_with_the_same_index_asks_anew() -> None:
+    """What a snapshot restore looks like: old content and index at once, then a lower index."""
+    script = Script(
+        [(0, 50, "new"), (3, 50, "new"), (0, 20, "restored"), (55, 20, "restored"), (1, 60, "on")]
+    )
+    _, heard = play(script, for_s=120)
+    assert asked_indexes(script) == [0, 50, 0, 20, 20, 60]
+    assert [value for _, value, _ in heard] == ["new", "restored", "on"]
+
+
+def test_answers_without_news_are_paced_harder() -> None:
+    script = Script([(0, 5 + i, "same") for i in range(100_000)])
+    watch, _ = play(script, for_s=10)
+    assert watch.wakeups <= (LOCAL.burst + 10 * LOCAL.per_s) / LOCAL.idle_cost + 2
+
+
 def test_errors_back_off_are_shown_and_never_end_the_watch() -> None:
     troubles = [
         Forbidden(403, "GET /x", "ACL not found"),
@@ -187,14 +203,16 @@ def test_age_is_none_first_then_counts_from_the_last_answer() -> None:
     run(scene())
 
 
-@given(st.lists(st.integers(0, 2**40), max_size=50))
-def test_index_rules_hold_for_any_row_of_answers(answers: list[int]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2**40) | st.integers(0, 3), st.booleans()), max_size=50))
+def test_index_rules_hold_for_any_row_of_answers(answers: list[tuple[int, bool]]) -> None:
     asked = 0
-    for answered in answers:
-        following = next_index(asked, answered)
+    for answered, early in answers:
+        following = next_index(asked, answered, early)
         assert following >= 0
         if answered < asked:
             assert following == 0, "backwards: start over"
+        elif early and answered == asked > 0:
+            assert following == 0, "woken for nothing: start over"
         else:
             assert following == max(1, answered), "0 would not block"
         asked = following
