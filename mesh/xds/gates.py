@@ -38,7 +38,8 @@ def clusters_ready(resource: Resource, desired: ResourceSet, lanes: Mapping[str,
     for type_url, name in sorted(resource.refs):
         if type_url != names.CLUSTER or name not in clusters:
             continue
-        if cds is None or not cds.sub.accepted(name):
+        going = cds is not None and cds.pending is not None and name in cds.pending.removed
+        if cds is None or going or not cds.sub.accepted(name):
             return f"{resource.name} waits until cluster {name} is accepted"
         if eds is not None and _unsent(eds, desired, endpoints_of(clusters[name])):
             return f"{resource.name} waits until new endpoints of {name} are sent"
@@ -97,6 +98,9 @@ def cluster_gone(endpoints: str, lanes: Mapping[str, Lane]) -> str | None:
     cds = lanes.get(names.CLUSTER)
     if cds is None:
         return None
+    for cluster in cds.pending.upserts if cds.pending else ():
+        if endpoints in endpoints_of(cluster):
+            return f"removal of endpoints {endpoints} waits for an answer about cluster {cluster.name}"
     for name, held in cds.sub.known.items():
         sources = endpoints_of(held.resource) if held.resource is not None else {name}
         if endpoints in sources:

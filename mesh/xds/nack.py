@@ -26,12 +26,17 @@ class Refused:
 
 
 class Quarantine:
-    """Refused versions of one proxy, shared by its streams so that a reconnect does not offer them again."""
+    """What the rejections of one proxy have taught us, shared by its streams so that a reconnect keeps it.
 
-    __slots__ = ("_refused",)
+    doubts: (type, name) of resources that a rejected update may have changed or not. Envoy goes on telling
+    its old versions of them, also on its next stream, so these versions prove nothing.
+    """
+
+    __slots__ = ("_refused", "doubts")
 
     def __init__(self) -> None:
         self._refused: dict[tuple[str, str], Refused] = {}
+        self.doubts: set[tuple[str, str]] = set()
 
     def add(self, type_url: str, name: str, refused: Refused) -> None:
         self._refused[type_url, name] = refused

@@ -78,7 +78,7 @@ class AdsServer:
         authenticate: Authenticate,
         metrics: CollectorRegistry,
         tcp: Tcp | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        limits: Limits = Limits(),
     ) -> None:
         if unix_path is None and tcp is None:
             raise ValueError("an ADS server needs a Unix socket, a TCP address, or both")

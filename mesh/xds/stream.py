@@ -77,11 +77,15 @@ class DeltaStream:
         self._nonce = 0
         self._quarantine = quarantine if quarantine is not None else Quarantine()
         self._repeat_eds = False
+        self._eds_due: set[str] = set()
 
     # --- in ---
 
     def publish(self, desired: ResourceSet) -> None:
         """Replace what is desired. Latest wins: what was not sent yet is never sent."""
+        if self._desired is not None:
+            for lane in self._lanes.values():
+                lane.sub.bind(self._desired.of(lane.sub.type_url))
         self._desired = desired
 
     def request(self, request: Request, now: float) -> Answer:
@@ -93,7 +97,13 @@ class DeltaStream:
         warming = before_cds and request.type_url in (names.ENDPOINT, names.SECRET)
         self._repeat_eds |= before_cds and request.type_url == names.ENDPOINT
         # Also under a stale nonce: in delta a subscription change is never lost with the ACK it came with.
+        first = not lane.sub.asked
         lane.sub.apply(request, sure=not warming)
+        if first:
+            doubts = self._quarantine.doubts
+            lane.sub.distrust(name for type_url, name in doubts if type_url == request.type_url)
+            if request.type_url == names.ENDPOINT:
+                lane.sub.owe(self._eds_due)
         lane.quiet = None
         self._settle(lane)
         return answer
@@ -115,10 +125,12 @@ class DeltaStream:
         self.changed = now
         if request.error is None:
             lane.sub.took(push.upserts, push.removed)
+            self._quarantine.doubts -= {(push.type_url, n) for n in push.names}
             lane.trouble.acked()
             return Answer(Heard.ACK, request.type_url, now - lane.pending_at)
         blamed = lane.trouble.nacked(push, request.error, now)
         lane.sub.doubt(push.upserts, push.removed, blamed)
+        self._quarantine.doubts |= {(push.type_url, n) for n in push.names if n not in blamed}
         for resource in push.upserts:
             if resource.name in blamed:
                 refused = Refused(resource.version, request.error, now)
@@ -174,21 +186,22 @@ class DeltaStream:
         Second: names that stay as they are, because only the client knows its last good one.
         """
         refused = self._quarantine.of(lane.sub.type_url)
-        if not refused:
-            return group, frozenset()
-        target, kept = dict(group), set()
+        as_they_are = set()
         for name, what in refused.items():
             wanted = group.get(name)
             if wanted is None or wanted.version != what.version:
                 self._quarantine.forget(lane.sub.type_url, name)
-                continue
-            del target[name]
-            held = lane.sub.known.get(name)
-            if held is not None and held.resource is not None:
-                target[name] = held.resource
-            elif held is not None:
-                kept.add(name)
-        return target, frozenset(kept)
+            else:
+                as_they_are.add(name)
+        if lane.sub.type_url == names.ENDPOINT:
+            # Envoy lets go of the name with the cluster. As long as it has not, the cluster lives, perhaps one
+            # it never told us of, perhaps warming: it is given what it had rather than nothing.
+            as_they_are |= (lane.sub.named & lane.sub.known.keys()) - group.keys()
+        if not as_they_are:
+            return group, frozenset()
+        target = {name: resource for name, resource in group.items() if name not in as_they_are}
+        bodies = lane.sub.last_good(as_they_are)
+        return target | bodies, frozenset(lane.sub.known.keys() & as_they_are - bodies.keys())
 
     def _upserts(
         self, step: Step, lane: _Lane, target: Mapping[str, Resource], desired: ResourceSet
@@ -227,7 +240,7 @@ class DeltaStream:
         self, step: Step, lane: _Lane, name: str, target: Mapping[str, Resource], now: float
     ) -> str | None:
         if step.type_url in order.NEVER_EMPTIED and not target:
-            return f"removal of {name} refused: nothing of this type would be left, which is no order but a fault"
+            return f"removal of {name} refused: an empty set is taken for a fault of the read, not for an order"
         if step.gate is Gate.UNUSED and self._desired is not None:
             settled_at = self.opened + SETTLE_S
             why = gates.unused(name, self._desired, self._lanes, settling=now < settled_at)
@@ -258,11 +271,13 @@ class DeltaStream:
 
     def _eds_again(self, push: Push) -> None:
         """A changed cluster warms anew and gets no endpoints unless they are sent again, changed or not."""
+        due = {name for cluster in push.upserts for name in gates.endpoints_of(cluster)}
         eds = self._lanes.get(names.ENDPOINT)
         if eds is None:
+            # On a reconnect the first EDS request may cross this push: equal versions in it prove nothing.
+            self._eds_due |= due
             return
-        for cluster in push.upserts:
-            eds.sub.owe(gates.endpoints_of(cluster))
+        eds.sub.owe(due)
         if self._repeat_eds:
             # EDS was asked for first on this stream: its answer may have been taken for the old cluster.
             eds.sub.owe(tuple(eds.sub.named))

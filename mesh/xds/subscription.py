@@ -130,6 +130,17 @@ class Subscription:
         held = self.known.get(resource.name)
         return held is None or held.version != resource.version
 
+    def bind(self, group: Mapping[str, Resource]) -> None:
+        """Remember the content of told versions, while the group that holds it is still at hand."""
+        for name, held in self.known.items():
+            if held.resource is None and name in group and group[name].version == held.version:
+                self.known[name] = Held(held.version, group[name])
+
+    def last_good(self, names: Iterable[str]) -> dict[str, Resource]:
+        """What the client has of these, where we know its content."""
+        held = ((name, self.known.get(name)) for name in names)
+        return {name: h.resource for name, h in held if h is not None and h.resource is not None}
+
     def took(self, upserts: Iterable[Resource], removed: Iterable[str]) -> None:
         """The client ACKed. Names it left meanwhile are not remembered: it will ask anew."""
         for resource in upserts:
@@ -140,6 +151,12 @@ class Subscription:
             self.known.pop(name, None)
             if name in self.named:
                 self.absent.add(name)
+
+    def distrust(self, names: Iterable[str]) -> None:
+        """The client may have these in any version, told or not: an earlier update was rejected in part."""
+        for name in names:
+            if self.wants(name):
+                self.known[name] = Held(None, None)
 
     def doubt(self, upserts: Iterable[Resource], removed: Iterable[str], culprits: frozenset[str]) -> None:
         """The client NACKed. Envoy may have applied the good ones, so only what it refused is surely the

@@ -32,7 +32,7 @@ class Request:
     type_url: str
     subscribe: tuple[str, ...] = ()
     unsubscribe: tuple[str, ...] = ()
-    initial_versions: Mapping[str, str] = field(default=_NONE)
+    initial_versions: Mapping[str, str] = field(default_factory=lambda: _NONE)
     nonce: str = ""
     error: str | None = None
     node_id: str = ""
@@ -46,6 +46,11 @@ class Push:
     upserts: tuple[Resource, ...]
     removed: tuple[str, ...]
     nonce: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that this push speaks of."""
+        return (*(r.name for r in self.upserts), *self.removed)
 
     @property
     def key(self) -> tuple[object, ...]:
