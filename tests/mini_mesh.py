@@ -1,8 +1,8 @@
 """A few real Envoys fed by the real ADS server, without Consul: the stage for tests of the builders.
 
 Law: everything (processes, sockets, addresses, files) belongs to one MiniMesh and is gone when its context
-ends. Addresses are 127.103.<region index>.<x> as in docs/contracts.md. Facts enter as a MeshSnapshot; the test
-changes them with `update` and waits for what it can observe, never for time.
+ends. Addresses are 127.103.<region index>.<x> as in docs/contracts.md. Facts enter as a MeshSnapshot; the
+test changes them with `update` and waits for what it can observe, never for time.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class MiniMesh:
 
     def publish(self) -> None:
         for proxy_id, (region, proxy) in self._proxies.items():
-            seen = replace(self.snapshot, region=region, leafs={proxy.service: self.ca.leaf(proxy.service, region)})
+            seen = replace(
+                self.snapshot, region=region, leafs={proxy.service: self.ca.leaf(proxy.service, region)}
+            )
             seen.check()
             self._servers[region].publish({proxy_id: build(seen, proxy)})
 
@@ -133,7 +135,9 @@ class MiniMesh:
     async def _ready(self, name: str, envoy: Envoy) -> None:
         async def ready() -> bool:
             if envoy.process.poll() is not None:
-                raise AssertionError(f"{name} ended with {envoy.process.returncode}: {envoy.log.read_text()[-3000:]}")
+                raise AssertionError(
+                    f"{name} ended with {envoy.process.returncode}: {envoy.log.read_text()[-3000:]}"
+                )
             state = await fetch(envoy.admin + "/ready")
             return state is not None and state[0] == 200
 
@@ -186,15 +190,11 @@ def sidecar_proxy(end: Endpoint) -> Proxy:
 
 
 def ingress_proxy(address: str, meta: Mapping[str, str], region: str) -> Proxy:
-    return Proxy(
-        f"{region}-ingress", ProxyKind.INGRESS, "ingress-gateway", address, 8443, "", meta=meta
-    )
+    return Proxy(f"{region}-ingress", ProxyKind.INGRESS, "ingress-gateway", address, 8443, "", meta=meta)
 
 
 def gateway_proxy(gateway: Gateway) -> Proxy:
-    return Proxy(
-        gateway.instance, ProxyKind.MESH_GATEWAY, "mesh-gateway", gateway.address, gateway.port, ""
-    )
+    return Proxy(gateway.instance, ProxyKind.MESH_GATEWAY, "mesh-gateway", gateway.address, gateway.port, "")
 
 
 def plan(service: str, *slices: tuple[str, str, int]) -> TrafficPlan:

@@ -90,7 +90,9 @@ def server_sds(folder: Path, *hosts: str) -> tuple[Path, ssl.SSLContext]:
         "@type": names.SECRET,
         "name": names.INGRESS_TLS_SECRET,
         "tls_certificate": {
-            "certificate_chain": {"inline_string": b"".join(p.bytes() for p in cert.cert_chain_pems).decode()},
+            "certificate_chain": {
+                "inline_string": b"".join(p.bytes() for p in cert.cert_chain_pems).decode()
+            },
             "private_key": {"inline_string": cert.private_key_pem.bytes().decode()},
         },
     }

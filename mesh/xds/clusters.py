@@ -75,6 +75,9 @@ def ingress_cluster(spec: ServiceSpec, priorities: tuple[Hop, ...], trust_domain
                 "circuit_breakers": circuit_breakers(spec.circuit, spec.retry),
                 "outlier_detection": outlier_detection(),
                 "health_checks": [health_check(spec)],
+                # For HTTP this drains: new requests get new connections (behind a gateway: to another
+                # instance), streams that flow go on (measured). The HTTP/2 ping cuts frozen peers.
+                "close_connections_on_host_health_failure": True,
                 **_LEAVING,
             },
         ),
@@ -108,6 +111,8 @@ def gateway_cluster(spec: ServiceSpec, region: str, stage: str, trust_domain: st
                 "circuit_breakers": _wide_open(),
                 "outlier_detection": outlier_detection(),
                 "health_checks": [check],
+                # Not here: for TCP it closes, and would cut streams of an instance slow to answer checks.
+                "close_connections_on_host_health_failure": False,
                 **_LEAVING,
             },
         ),
@@ -215,8 +220,6 @@ def health_check(spec: ServiceSpec) -> Json:
 
 
 _LEAVING: Json = {
-    # Streams on a peer that stopped answering are failed at once, while they can still be retried elsewhere.
-    "close_connections_on_host_health_failure": True,
     # What Consul removed is gone; Envoy would keep it for as long as its own check passes.
     "ignore_health_on_host_removal": True,
     "common_lb_config": {
