@@ -52,9 +52,14 @@ class LiveGenerator:
             prefix=self._folder.name,
             **body,
         )
-        order.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        samples.touch()
-        self._samples, self._timeout_s = samples.open(encoding="utf-8"), load.timeout_s
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            order.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            self._samples, self._timeout_s = samples.open("a+", encoding="utf-8"), load.timeout_s
+        except OSError as error:
+            raise WeirError(
+                str(self._folder), error.strerror or "can't be written", "free disk space"
+            ) from error
         command = (
             "setpriv",
             "--pdeathsig",

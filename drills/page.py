@@ -94,19 +94,19 @@ def _expectation(judged: Judgement) -> dict[str, str]:
     return {
         "what": judged.what.replace("_", " "),
         "wanted": judged.wanted,
-        "got": got(judged),
+        "got": got(judged.what, judged.got),
         "verdict": judged.verdict.value,
         "reason": judged.reason,
     }
 
 
-def got(judged: Judgement) -> str:
+def got(what: str, value: float | None) -> str:
     """The measured value in the unit of its expectation."""
-    if judged.got is None:
+    if value is None:
         return DASH
-    if judged.what in (Expect.SUCCESS_RATE, Expect.DYE_DEVIATION):
-        return percent(judged.got, 3 if judged.what == Expect.SUCCESS_RATE else 2)
-    return number(judged.got) if judged.what in (Expect.FAILED, Expect.STREAMS_CUT) else seconds(judged.got)
+    if what in (Expect.SUCCESS_RATE, Expect.DYE_DEVIATION):
+        return percent(value, 3 if what == Expect.SUCCESS_RATE else 2)
+    return number(value) if what in (Expect.FAILED, Expect.STREAMS_CUT) else seconds(value)
 
 
 def _windows(found: DyeReport) -> list[dict[str, str]]:

@@ -56,7 +56,7 @@ class HoldProcess:
 
     @property
     def by_hand(self) -> str:
-        return f"weir region release {self.spec.target} {self._name}"
+        return f"weir region up {self.spec.target}  # lets {self._name} start again"
 
     async def prepare(self) -> FaultSpec:
         self.spec = await _named(self.spec, self._doors)
