@@ -57,6 +57,7 @@ _NO_PATH = (
     "No path to datacenter",
     "Remote DC has no server",
     "rpc error getting client",
+    "stream closed",
     "failed to get conn",
     "i/o deadline reached",
     "lead thread didn't get connection",

@@ -49,6 +49,10 @@ class Agent:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         assert self._process is None
         with (self.folder / "log").open("ab") as log:
