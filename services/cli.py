@@ -1,0 +1,75 @@
+"""`weir executor`: start one model instance in the foreground.
+
+Law: parses and hands over; the server is imported inside, so that `weir --help` stays fast.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Entry point of the group `weir.commands`."""
+    app.command("executor", help="Run one model instance: OpenAI-compatible server, registered in Consul.")(
+        executor
+    )
+
+
+def executor(
+    instance: Annotated[str, typer.Option(help="Consul service id of this instance.")],
+    listen: Annotated[str, typer.Option(help="host:port to serve on.")],
+    region: Annotated[str, typer.Option(help="Region.")],
+    stage: Annotated[str, typer.Option(help="stable or canary.")] = "stable",
+    service: Annotated[str, typer.Option(help="Consul service name.")] = "chat",
+    zone: Annotated[str, typer.Option(help="Availability zone.")] = "",
+    version: Annotated[str, typer.Option(help="Version of what is served.")] = "",
+    model: Annotated[str, typer.Option(help="Model name in the API.")] = "echo-1",
+    tenant_class: Annotated[str, typer.Option(help="Tenant class it serves.")] = "",
+    sidecar: Annotated[str, typer.Option(help="host:port of its sidecar's public listener.")] = "",
+    consul: Annotated[str, typer.Option(help="Agent to register with; empty: don't register.")] = "",
+    xds_token_sha256: Annotated[str, typer.Option(help="sha256 of the sidecar's ADS secret.")] = "",
+    engine: Annotated[str, typer.Option(help="Engine.")] = "echo",
+    token_cost_ms: Annotated[float, typer.Option(help="Cost of a token (echo).")] = 0.0,
+    option: Annotated[list[str] | None, typer.Option("--option", help="Engine option NAME=VALUE.")] = None,
+    admin: Annotated[str, typer.Option(help="Loopback host:port of the admin verbs.")] = "",
+    drain_deadline_s: Annotated[float, typer.Option(help="Longest drain.", min=0)] = 10.0,
+    debug: Annotated[bool, typer.Option(help="Also /echo.")] = False,
+) -> None:
+    """Serve until SIGTERM, which drains. The Consul token comes from CONSUL_HTTP_TOKEN or …_FILE."""
+    import asyncio
+    import gc
+    import logging
+
+    from regions.cli.errors import UsageError
+    from services.instance import Identity
+    from services.main import Settings, serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    options = {"token_cost_ms": f"{token_cost_ms:g}"} if engine == "echo" else {}
+    for text in option or []:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise UsageError(f"--option {text!r}", "not NAME=VALUE")
+        options[name] = value
+    if consul and not sidecar:
+        raise UsageError("weir executor", "--consul needs --sidecar, the address others are to call")
+    identity = Identity(service, instance, region, zone, stage, version, model, tenant_class)
+    gc.freeze()
+    asyncio.run(
+        serve(
+            Settings(
+                identity,
+                listen,
+                sidecar,
+                consul,
+                xds_token_sha256,
+                engine,
+                options,
+                admin,
+                drain_deadline_s,
+                debug,
+            )
+        )
+    )
