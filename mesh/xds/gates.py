@@ -8,22 +8,11 @@ not warm holds only the routes that lead to it, and no weight change elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from mesh.xds import names, order
-from mesh.xds.resource_set import Reference, Resource, ResourceSet
-from mesh.xds.subscription import Held, Subscription
-from mesh.xds.wire import Push
-
-
-class Lane(Protocol):
-    """What a gate needs to know of one type on a stream."""
-
-    @property
-    def sub(self) -> Subscription: ...
-
-    @property
-    def pending(self) -> Push | None: ...
+from mesh.xds.lane import Desired, Lane
+from mesh.xds.resource_set import Reference, Resource
+from mesh.xds.subscription import Held
 
 
 def endpoints_of(cluster: Resource) -> frozenset[str]:
@@ -31,10 +20,17 @@ def endpoints_of(cluster: Resource) -> frozenset[str]:
     return frozenset(name for type_url, name in cluster.refs if type_url == names.ENDPOINT)
 
 
-def clusters_ready(resource: Resource, desired: ResourceSet, lanes: Mapping[str, Lane]) -> str | None:
+def clusters_ready(resource: Resource, desired: Desired, lanes: Mapping[str, Lane]) -> str | None:
     """Gate.CLUSTERS_READY. Clusters that are not of the set stand in the bootstrap and are always ready."""
     clusters = desired.of(names.CLUSTER)
     cds, eds = lanes.get(names.CLUSTER), lanes.get(names.ENDPOINT)
+    if (
+        cds is not None
+        and eds is not None
+        and cds.in_force(clusters)
+        and eds.in_force(desired.of(names.ENDPOINT))
+    ):
+        return None  # by far the most frequent case: only weights have changed
     for type_url, name in sorted(resource.refs):
         if type_url != names.CLUSTER or name not in clusters:
             continue
@@ -46,7 +42,7 @@ def clusters_ready(resource: Resource, desired: ResourceSet, lanes: Mapping[str,
     return None
 
 
-def _unsent(eds: Lane, desired: ResourceSet, eds_names: frozenset[str]) -> bool:
+def _unsent(eds: Lane, desired: Desired, eds_names: frozenset[str]) -> bool:
     """Whether the client lacks endpoints that are not even on their way.
 
     On their way is enough: Envoy takes the messages of a stream in order. Waiting for the ACK instead
@@ -62,7 +58,7 @@ def _unsent(eds: Lane, desired: ResourceSet, eds_names: frozenset[str]) -> bool:
     return False
 
 
-def unused(cluster: str, desired: ResourceSet, lanes: Mapping[str, Lane], *, settling: bool) -> str | None:
+def unused(cluster: str, desired: Desired, lanes: Mapping[str, Lane], *, settling: bool) -> str | None:
     """Gate.UNUSED: no listener or route that the client has or is being sent refers to the cluster.
 
     settling: the stream is young; a type not asked for yet may still be asked for, with routes of an earlier

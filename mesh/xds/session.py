@@ -94,7 +94,8 @@ class Session:
         self._shared.metrics.answered(answer)
         if answer.kind in (Heard.ACK, Heard.NACK):
             self._shared.changed()
-        self._wake.set()
+        if self.core.restless:
+            self._wake.set()
 
     async def _write(self) -> None:
         async with self._shared.admission.turn():

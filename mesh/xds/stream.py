@@ -7,16 +7,15 @@ client has, in the order of `order.PUSH_ORDER`. Nothing changed, nothing sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from mesh.xds import gates, names, order
-from mesh.xds.nack import Quarantine, Refused, Trouble
+from mesh.xds.lane import Desired, Group, Lane
+from mesh.xds.nack import Quarantine, Refused
 from mesh.xds.order import Gate, Step, What
 from mesh.xds.resource_set import Resource, ResourceSet
-from mesh.xds.state import StreamState, TypeState, fingerprint
-from mesh.xds.subscription import Subscription
+from mesh.xds.state import StreamState
 from mesh.xds.wire import BadRequest, Push, Request
 
 MAX_TYPES = 16
@@ -48,23 +47,6 @@ class Answer:
     reason: str = ""
 
 
-class _Lane:
-    """One type on this stream."""
-
-    __slots__ = ("acked", "held", "pending", "pending_at", "quiet", "sent", "sub", "trouble")
-
-    def __init__(self, type_url: str) -> None:
-        self.sub = Subscription(type_url)
-        self.pending: Push | None = None
-        self.pending_at = 0.0
-        self.trouble = Trouble()
-        self.held: str | None = None
-        self.sent: Mapping[str, Resource] | None = None
-        self.acked: Mapping[str, Resource] | None = None
-        self.quiet: Mapping[str, Resource] | None = None
-        """The desired group for which there was nothing left to send; saves comparing it again."""
-
-
 class DeltaStream:
     """State of one stream. `wake_at`: monotonic seconds at which `poll` may find work without any event."""
 
@@ -72,8 +54,8 @@ class DeltaStream:
         self.proxy_id = proxy_id
         self.opened = self.changed = now
         self.wake_at = NEVER
-        self._desired: ResourceSet | None = None
-        self._lanes: dict[str, _Lane] = {}
+        self._desired: Desired | None = None
+        self._lanes: dict[str, Lane] = {}
         self._nonce = 0
         self._quarantine = quarantine if quarantine is not None else Quarantine()
         self._repeat_eds = False
@@ -83,10 +65,10 @@ class DeltaStream:
 
     def publish(self, desired: ResourceSet) -> None:
         """Replace what is desired. Latest wins: what was not sent yet is never sent."""
-        if self._desired is not None:
-            for lane in self._lanes.values():
-                lane.sub.bind(self._desired.of(lane.sub.type_url))
-        self._desired = desired
+        before = self._desired or Desired()
+        for lane in self._lanes.values():
+            lane.sub.bind(before.of(lane.sub.type_url))
+        self._desired = before.followed_by(desired)
 
     def request(self, request: Request, now: float) -> Answer:
         """Take one request. Raises BadRequest when the client asks for more than any Envoy would."""
@@ -108,15 +90,15 @@ class DeltaStream:
         self._settle(lane)
         return answer
 
-    def _lane(self, type_url: str) -> _Lane:
+    def _lane(self, type_url: str) -> Lane:
         lane = self._lanes.get(type_url)
         if lane is None:
             if len(self._lanes) >= MAX_TYPES:
                 raise BadRequest(f"more than {MAX_TYPES} types on one stream")
-            lane = self._lanes[type_url] = _Lane(type_url)
+            lane = self._lanes[type_url] = Lane(type_url)
         return lane
 
-    def _hear(self, lane: _Lane, request: Request, now: float) -> Answer:
+    def _hear(self, lane: Lane, request: Request, now: float) -> Answer:
         push = lane.pending
         if push is None or request.nonce != push.nonce:
             kind = Heard.STALE if request.nonce else Heard.SUBSCRIBE
@@ -157,16 +139,16 @@ class DeltaStream:
                 pushes.append(push)
         return tuple(pushes)
 
-    def _try(self, step: Step, lane: _Lane, desired: ResourceSet, now: float) -> Push | None:
+    def _try(self, step: Step, lane: Lane, desired: Desired, now: float) -> Push | None:
         group = desired.of(step.type_url)
-        if lane.pending is not None or not lane.sub.asked or lane.quiet is group:
+        if lane.idle(group):
             return None
         if now < lane.trouble.not_before:
             self.wake_at = min(self.wake_at, lane.trouble.not_before)
             return None
         if step.what is not What.REMOVE:
             lane.held = None
-        target, kept = self._target(lane, group)
+        target, kept = lane.target(group, self._quarantine)
         upserts = self._upserts(step, lane, target, desired)
         removed = self._removals(step, lane, target, kept, now)
         if lane.trouble.batch is not None and upserts:
@@ -178,34 +160,7 @@ class DeltaStream:
             self._settle(lane)
         return None
 
-    def _target(
-        self, lane: _Lane, group: Mapping[str, Resource]
-    ) -> tuple[Mapping[str, Resource], frozenset[str]]:
-        """What this client is to have: the desired, with its last good one in place of what it has refused.
-
-        Second: names that stay as they are, because only the client knows its last good one.
-        """
-        refused = self._quarantine.of(lane.sub.type_url)
-        as_they_are = set()
-        for name, what in refused.items():
-            wanted = group.get(name)
-            if wanted is None or wanted.version != what.version:
-                self._quarantine.forget(lane.sub.type_url, name)
-            else:
-                as_they_are.add(name)
-        if lane.sub.type_url == names.ENDPOINT:
-            # Envoy lets go of the name with the cluster. As long as it has not, the cluster lives, perhaps one
-            # it never told us of, perhaps warming: it is given what it had rather than nothing.
-            as_they_are |= (lane.sub.named & lane.sub.known.keys()) - group.keys()
-        if not as_they_are:
-            return group, frozenset()
-        target = {name: resource for name, resource in group.items() if name not in as_they_are}
-        bodies = lane.sub.last_good(as_they_are)
-        return target | bodies, frozenset(lane.sub.known.keys() & as_they_are - bodies.keys())
-
-    def _upserts(
-        self, step: Step, lane: _Lane, target: Mapping[str, Resource], desired: ResourceSet
-    ) -> list[Resource]:
+    def _upserts(self, step: Step, lane: Lane, target: Group, desired: Desired) -> list[Resource]:
         if step.what is What.REMOVE:
             return []
         changed = lane.sub.changed(target)
@@ -219,9 +174,7 @@ class DeltaStream:
             lane.held = lane.held or why
         return free
 
-    def _removals(
-        self, step: Step, lane: _Lane, target: Mapping[str, Resource], kept: frozenset[str], now: float
-    ) -> list[str]:
+    def _removals(self, step: Step, lane: Lane, target: Group, kept: frozenset[str], now: float) -> list[str]:
         if step.what is What.UPSERT:
             return []
         gone = [name for name in lane.sub.vanished(target) if name not in kept]
@@ -236,11 +189,11 @@ class DeltaStream:
             lane.held = lane.held or why
         return free
 
-    def _why_not_remove(
-        self, step: Step, lane: _Lane, name: str, target: Mapping[str, Resource], now: float
-    ) -> str | None:
+    def _why_not_remove(self, step: Step, lane: Lane, name: str, target: Group, now: float) -> str | None:
         if step.type_url in order.NEVER_EMPTIED and not target:
-            return f"removal of {name} refused: an empty set is taken for a fault of the read, not for an order"
+            return (
+                f"removal of {name} refused: an empty set is taken for a fault of the read, not for an order"
+            )
         if step.gate is Gate.UNUSED and self._desired is not None:
             settled_at = self.opened + SETTLE_S
             why = gates.unused(name, self._desired, self._lanes, settling=now < settled_at)
@@ -253,8 +206,8 @@ class DeltaStream:
 
     def _send(
         self,
-        lane: _Lane,
-        group: Mapping[str, Resource],
+        lane: Lane,
+        group: Group,
         upserts: list[Resource],
         removed: list[str],
         now: float,
@@ -284,19 +237,9 @@ class DeltaStream:
             self._repeat_eds = False
         eds.quiet = None
 
-    def _settle(self, lane: _Lane) -> None:
-        """Note that the client has all there is of a type, if that is so."""
-        if self._desired is None or lane.pending is not None or lane.sub.must_answer:
-            return
-        group = self._desired.of(lane.sub.type_url)
-        target, kept = self._target(lane, group)
-        if lane.sub.changed(target) or any(name not in kept for name in lane.sub.vanished(target)):
-            return
-        clean = not self._quarantine.of(lane.sub.type_url)
-        lane.trouble.settled(clean=clean)
-        lane.quiet = group
-        if clean:
-            lane.acked = group
+    def _settle(self, lane: Lane) -> None:
+        if self._desired is not None:
+            lane.settle(self._desired.of(lane.sub.type_url), self._quarantine)
 
     # --- shown ---
 
@@ -315,23 +258,15 @@ class DeltaStream:
 
     def state(self, offset: float = 0.0) -> StreamState:
         """A view; `offset` is what has to be added to monotonic seconds to get unix seconds."""
-        types = {type_url: self._view(lane, offset) for type_url, lane in sorted(self._lanes.items())}
+        desired, quarantine = self._desired, self._quarantine
+        types = {
+            type_url: lane.view(desired.of(type_url) if desired is not None else None, quarantine, offset)
+            for type_url, lane in sorted(self._lanes.items())
+        }
         return StreamState(self.proxy_id, self.opened + offset, self.changed + offset, types)
 
-    def _view(self, lane: _Lane, offset: float) -> TypeState:
-        type_url = lane.sub.type_url
-        group = None if self._desired is None else self._desired.of(type_url)
-        refused = self._quarantine.of(type_url)
-        return TypeState(
-            type_url=type_url,
-            desired=fingerprint(group),
-            sent=fingerprint(lane.sent),
-            acked=fingerprint(lane.acked),
-            pending_nonce=lane.pending.nonce if lane.pending else None,
-            pending_since=lane.pending_at + offset if lane.pending else None,
-            nack=lane.trouble.reason or next((r.reason for r in refused.values()), None),
-            nack_since=lane.trouble.at + offset if lane.trouble.reason else None,
-            held=lane.held,
-            quarantined={name: r.reason for name, r in sorted(refused.items())},
-            resources=len(lane.sub.known),
-        )
+    @property
+    def restless(self) -> bool:
+        """Whether `poll` may find something to send, as far as can be told without looking closely."""
+        desired = self._desired
+        return desired is not None and any(not lane.idle(desired.of(t)) for t, lane in self._lanes.items())

@@ -2,8 +2,9 @@
 
 Law: no I/O, no clock. Bytes in, bytes out; what Envoy keeps over a reconnect is kept, what it forgets is
 forgotten. It is as awkward as Envoy is: it keeps the CDS ACK back while clusters warm, does not ask again for
-the endpoints of a changed cluster, applies the good part of an update that it rejects, and goes on telling the
-old versions then. Each broken rule raises `Violation` at once, so every test checks the protocol for free.
+the endpoints of a changed cluster, applies the good part of an update that it rejects, and goes on telling
+the old versions then. Each broken rule raises `Violation` at once, so every test checks the protocol for
+free.
 """
 
 from __future__ import annotations
@@ -256,7 +257,8 @@ class FakeEnvoy:
         self.config[type_url].pop(name, None)
 
     def fetch_timeout(self) -> list[bytes]:
-        """`initial_fetch_timeout` passes: clusters that still warm go on with the endpoints of before, or none."""
+        """`initial_fetch_timeout` passes: clusters that still warm go on with the endpoints of before, or
+        none."""
         self.timeouts |= {name for waits in self.warming.values() for name in waits}
         self.warming.clear()
         return self.release()

@@ -1,7 +1,8 @@
 """Random histories of one proxy: publishes, delays in both directions, rejections, cuts, time.
 
-Law: pure and seeded; a failing seed replays exactly. Safety (one in flight, make-before-break, no dangling route)
-is asserted by the fake Envoy at every step; here we assert that it always ends on the latest accepted set.
+Law: pure and seeded; a failing seed replays exactly. Safety (one in flight, make-before-break, no dangling
+route) is asserted by the fake Envoy at every step; here we assert that it always ends on the latest
+accepted set.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class World:
         self.envoy.timeouts.clear()
 
     def nack_under_way(self) -> bool:
-        """A rejection lost with its stream leaves half of an update in Envoy, and nobody who knows: Envoy tells
-        the old versions, and of new clusters nothing. No server can repair what it is not told."""
+        """A rejection lost with its stream leaves half of an update in Envoy, and nobody who knows: Envoy
+        tells the old versions, and of new clusters nothing. No server can repair what it is not told."""
         sent = (decode_request(data).error for data in self.link.to_server)
         return any(sent) or any(words for _, words in self.envoy.withheld)
 
@@ -128,7 +129,8 @@ def test_after_any_rejections_a_good_set_is_reached(seed: int) -> None:
     world = run(seed, poison=0.5)
     desired = world.some_set(poisoned=False)
     world.ever_bad, world.bad = world.bad, set()
-    # What was refused once stays in quarantine until it changes, so the last set must differ in each resource.
+    # What was refused once stays in quarantine until it changes, so the last set must differ in each
+    # resource.
     fresh = gather(_renewed(desired))
     assert world.end_on(fresh) == wanted(fresh)
     assert world.link.core.state().alarm is None
