@@ -1,12 +1,12 @@
 """The Engine protocol: what an executor asks of the thing that makes tokens.
 
-Law: a small door. Five verbs; implementations live in services/engines/, one file each, imported only when used.
+Law: a small door of five verbs; implementations live in services/engines/, imported only when used.
 The execution-tier issue adds real engines behind the same door.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -67,7 +67,7 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Load and be ready to generate. Raises on failure; calling it twice is an error."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Token]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         """Tokens of one sequence, as they are made. Closing the iterator cancels and frees its slot."""
 
     async def sleep(self, level: int = 1) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, fields
 
 from regions.cli.errors import UsageError
 from services.engine import EngineStats, FinishReason, GenerateRequest, Token
 
-VOCABULARY = (
+_WORDS = (
     "water river weir stream flow gate basin canal delta spring source mouth bank reed stone bridge "
     "mill lock tide pool ford brook dam sluice eddy rapid marsh pond lake sea rain"
-).split()
+)
+VOCABULARY = tuple(_WORDS.split())
 PROMPT_CHARS_PER_TOKEN = 4
 """How the length of a prompt is counted: this engine has no tokenizer."""
 
@@ -90,7 +91,7 @@ class EchoEngine:
             raise RuntimeError("the engine runs already")
         self._started = True
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Token]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         """Tokens of one sequence. Raises EngineDied by a fault on order, RuntimeError while asleep."""
         self._check()
         self._requests += 1
