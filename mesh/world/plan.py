@@ -139,7 +139,6 @@ def _consul(spec: WorldSpec, paths: RegionLayout, programs: Programs) -> Process
 
 def _control_plane(spec: WorldSpec, paths: RegionLayout, programs: Programs) -> ProcessPlan:
     where = spec.addresses(paths.name)
-    peers = ",".join(f"{n}={spec.addresses(n).mesh_gateway_peer}" for n in spec.names if n != paths.name)
     return ProcessPlan(
         name=CONTROL_PLANE,
         argv=(
@@ -151,7 +150,6 @@ def _control_plane(spec: WorldSpec, paths: RegionLayout, programs: Programs) -> 
             *("--services-dir", spec.services_dir),
             *("--ads-socket", str(paths.ads_socket)),
             *("--http", f"{where.control_plane}:{CONTROL_PLANE_HTTP}"),
-            *("--mesh-peers", peers),
         ),
         env=_env(paths, CONTROL_PLANE, _role(spec, paths, CONTROL_PLANE_ROLE)),
         ready=Probe(ProbeKind.HTTP, f"{where.control_plane_http}/healthz"),

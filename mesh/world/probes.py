@@ -12,6 +12,7 @@ import aiohttp
 
 from mesh.clock import Clock
 from mesh.consul.client import Consul
+from mesh.consul.decode import DecodeError
 from mesh.consul.errors import ConsulError
 from mesh.world.plan import Probe, ProbeKind
 
@@ -37,7 +38,7 @@ class Probes:
                 if probe.kind is ProbeKind.CONSUL:
                     return await self._has_leader()
                 return await self.knows(probe.what)
-        except (ConsulError, TimeoutError):
+        except (ConsulError, DecodeError, TimeoutError):
             return False
 
     async def _answers(self, url: str) -> bool:

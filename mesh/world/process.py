@@ -50,7 +50,7 @@ class ProcessStatus:
 
 
 def delay_s(failures: int, rng: Random) -> float:
-    """Seconds before start number `failures` + 1 (failures >= 1): doubling, with jitter, never above MAX_DELAY_S."""
+    """Seconds to wait after `failures` (>= 1) deaths in a row: doubling, with jitter, at most MAX_DELAY_S."""
     full = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))
     return full * rng.uniform(0.5, 1.0)
 

@@ -26,6 +26,9 @@ ADS_CLUSTER = "weir-ads"
 LEAF_SECRET, ROOTS_SECRET = "leaf", "roots"  # noqa: S105 - names of SDS resources
 INGRESS_TLS_SECRET = "ingress-tls"  # noqa: S105
 
+META_TLS_SDS, META_HTTP_PORT = "tls_sds_path", "http_port"
+"""Keys of an ingress registration's meta: path of the local SDS file; port of the plain HTTP door, if wanted."""
+
 ROUTE_CONFIG = "ingress"
 """RDS name of the ingress route table; the only resource a weight change touches."""
 
