@@ -39,7 +39,7 @@ class Agent:
     def __init__(self, folder: Path, ip: str, dc: str, config: Mapping[str, Any]) -> None:
         self.folder, self.ip, self.dc = folder, ip, dc
         self.http = f"http://{ip}:8500"
-        self.token = MASTER_TOKEN if "acl" in config else ""
+        self.token: str = config.get("acl", {}).get("tokens", {}).get("master", "")
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "agent.json").write_text(json.dumps(config))

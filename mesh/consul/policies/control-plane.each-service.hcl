@@ -1,0 +1,4 @@
+service "${service}" {
+  policy     = "write"
+  intentions = "read"
+}
