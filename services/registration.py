@@ -2,90 +2,155 @@
 
 Law: one tick = one function; the loop only sleeps and calls it. The executor serves whether Consul answers or
 not. Drain first: Consul says DRAINING before anything stops, then requests under way finish (bounded), then
-the registration goes.
+the registration goes. Time and chance are handed in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Protocol
 
 from mesh.clock import Clock
 from mesh.consul import register
-from mesh.consul.errors import ConsulError
+from mesh.consul.errors import BadRequest, ConsulError
 
 log = logging.getLogger("weir.registration")
 
 TICK_S = 1.0
-"""How often the agent is asked whether it still knows us: a restarted agent is noticed within this."""
-PROPAGATE_S = 0.3
-"""After DRAINING stands in Consul, the ingresses know within this; only then is counted what is left."""
+"""How often the agent is asked whether it still knows us."""
+FIRST_RETRY_S, MAX_RETRY_S = 0.1, 1.0
+"""Back-off while the agent is away. It is our own agent on our own host, and what waits is traffic."""
+CALL_S = 5.0
+"""Longest one tick: a frozen agent holds the connection open and says nothing."""
+LEAVE_S = 2.0
+QUIET_POLL_S = 0.05
+_NOT_FOUND = 404
 
 
 class Agent(Protocol):
     """What is needed of mesh.consul.client.Consul."""
 
-    async def register(self, body: Any) -> None: ...
+    async def register(self, body: Mapping[str, Any]) -> None: ...
     async def deregister(self, service_id: str) -> None: ...
     async def get(self, path: str) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How to drain. deadline_s: longest time in all. settle_s: so long nothing may have been in flight after
+    Consul said DRAINING: the ingresses of all regions hear of it within that time, and a pause between two
+    requests is no proof that they stopped sending."""
+
+    deadline_s: float = 10.0
+    settle_s: float = 0.5
+
+
+def retry_s(failures: int, rng: Random) -> float:
+    """Seconds to the next try after `failures` (>= 1) in a row: doubling, jittered, at most MAX_RETRY_S."""
+    return min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)) * rng.uniform(0.5, 1.0)
+
+
+def same(seen: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
+    """Whether what the agent holds (`/v1/agent/service/<id>`) is what the body `wanted` registers."""
+    if seen is None:
+        return False
+    keys = ("Address", "Port", "Meta")
+    return all((seen.get(key) or None) == (wanted.get(key) or None) for key in keys)
+
+
 class Registration:
-    """The registration of one instance and its sidecar.
+    """The registration of one instance and its sidecar. `known`: the agent knew us at the last tick."""
 
-    idle: an event that is set while no request is under way.
-    """
-
-    def __init__(self, agent: Agent, it: register.Instance, clock: Clock) -> None:
-        self._agent, self._it, self._clock = agent, it, clock
-        self.known = False
-        self.gone = False
+    def __init__(self, agent: Agent, it: register.Instance, clock: Clock, rng: Random) -> None:
+        self._agent, self._it, self._clock, self._rng = agent, it, clock, rng
+        self._lock = asyncio.Lock()
+        self._first = True
+        self._failures = 0
+        self.known = self.gone = False
 
     async def tick(self) -> bool:
         """Make sure that the agent knows us as we are. False when it couldn't be asked."""
-        try:
-            if not self.gone and not await self._stands():
-                await self._agent.register(register.instance(self._it))
-                log.info("registered %s (%s)", self._it.id, self._it.lifecycle)
-        except ConsulError as error:
-            if self.known:
-                log.warning("Consul doesn't answer (%s); serving on", error.why)
-            self.known = False
-            return False
-        self.known = True
+        # One at a time: a READY on its way must not arrive after the DRAINING that overtook it.
+        async with self._lock:
+            try:
+                async with asyncio.timeout(CALL_S):
+                    await self._reconcile()
+            except (ConsulError, TimeoutError) as error:
+                self._failed(error)
+                return False
+        if self._failures:
+            log.info("Consul answers again")
+        self.known, self._failures = True, 0
         return True
 
     async def run(self) -> None:
-        """Until cancelled: a tick a second; quicker while the agent is away, to use its return."""
+        """Until cancelled: a tick a second, sooner while the agent is away, to use its return."""
         while True:
-            await self._clock.sleep(TICK_S if await self.tick() else TICK_S / 4)
+            good = await self.tick()
+            await self._clock.sleep(TICK_S if good else retry_s(self._failures, self._rng))
 
-    async def drain(self, idle: asyncio.Event, deadline_s: float, in_flight: Callable[[], int]) -> int:
-        """DRAINING in Consul, then wait until idle, `deadline_s` at most. Returns what is left."""
+    async def drain(self, how: Drain, in_flight: Callable[[], int]) -> int:
+        """DRAINING in Consul, then wait until nothing is in flight. Returns what is left at the deadline.
+
+        When Consul can't be told, the wait is the same: the mesh may still be sending.
+        """
         self._it = replace(self._it, lifecycle=register.DRAINING)
-        if await self.tick():
-            await self._clock.sleep(PROPAGATE_S)
-        try:
-            async with asyncio.timeout(deadline_s):
-                await idle.wait()
-        except TimeoutError:
-            log.warning("drain deadline of %g s passed with %d requests under way", deadline_s, in_flight())
+        end = self._clock.monotonic() + how.deadline_s
+        await self._within(how.deadline_s / 2, self.tick())
+        busy = self._clock.monotonic()
+        while (now := self._clock.monotonic()) < end and now - busy < how.settle_s:
+            await self._clock.sleep(min(QUIET_POLL_S, end - now))
+            if in_flight():
+                busy = self._clock.monotonic()
+        if left := in_flight():
+            log.warning("drain deadline of %g s passed with %d requests in flight", how.deadline_s, left)
         return in_flight()
 
-    async def leave(self) -> None:
+    async def leave(self, within_s: float = LEAVE_S) -> None:
         """Take the registration away. A Consul that is down forgets us by the failing check instead."""
         self.gone = True
+        await self._within(within_s, self._deregister())
+
+    async def _deregister(self) -> None:
+        async with self._lock:
+            try:
+                await self._agent.deregister(self._it.id)
+            except ConsulError as error:
+                log.warning("not deregistered: %s", error.why)
+
+    async def _within(self, limit_s: float, work: Coroutine[Any, Any, Any]) -> None:
         try:
-            await self._agent.deregister(self._it.id)
-        except ConsulError as error:
-            log.warning("not deregistered: %s", error.why)
+            async with asyncio.timeout(limit_s):
+                await work
+        except TimeoutError:
+            log.warning("Consul did not answer within %g s", limit_s)
+
+    async def _reconcile(self) -> None:
+        if self.gone:
+            return
+        body = register.instance(self._it)
+        # The first time always: the agent may remember an earlier run of this id, checks gone critical and all.
+        if self._first or not await self._stands(body):
+            await self._agent.register(body)
+            self._first = False
+            log.info("registered %s (%s)", self._it.id, self._it.lifecycle)
 
     async def _stands(self) -> bool:
         """Whether the agent has this very registration: both services and our lifecycle."""
-        mine = (await self._agent.get(f"/v1/agent/service/{self._it.id}")).body
-        if not mine or (mine.get("Meta") or {}).get("lifecycle") != self._it.lifecycle:
+        mine = await self._service(self._it.id)
+        if mine is None or (mine.get("Meta") or {}).get("lifecycle") != self._it.lifecycle:
             return False
-        return bool((await self._agent.get(f"/v1/agent/service/{register.sidecar_id(self._it.id)}")).body)
+        return await self._service(register.sidecar_id(self._it.id)) is not None
+
+    async def _service(self, service_id: str) -> Any:
+        """The agent's view of one service, None when it has none."""
+        try:
+            return (await self._agent.get(f"/v1/agent/service/{service_id}")).body
+        except ConsulError as error:
+            if error.status == 404:
+                return None
+            raise
