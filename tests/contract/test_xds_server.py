@@ -65,9 +65,9 @@ class World:
     def value(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, labels) or 0.0
 
-    def applied(self, proxy_id: str) -> bool:
-        streams = self.server.proxies().get(proxy_id, ())
-        return bool(streams) and all(stream.applied for stream in streams)
+    def applied(self, *proxy_ids: str) -> bool:
+        states = self.server.proxies()
+        return all(i in states and all(stream.applied for stream in states[i]) for i in proxy_ids)
 
 
 @asynccontextmanager
@@ -190,14 +190,14 @@ def test_a_slow_client_delays_nobody_and_gets_only_the_latest(tmp_path: Path) ->
             envoys = [
                 await stack.enter_async_context(connected(made.target, FakeEnvoy(i), token(i))) for i in ids
             ]
-            await until("all in", lambda: all(made.applied(i) for i in ids))
+            await until("all in", lambda: made.applied(*ids))
             slow = envoys[0]
             slow.deaf.clear()
             seen = sum(1 for kind, _, _ in slow.fake.received if kind == names.ROUTE)
             for weight in range(1_001, 1_031):
                 desired = simple({A: 10_000 - weight, B: weight})
                 made.server.publish(dict.fromkeys(ids, desired))
-                await until("the others", lambda: all(made.applied(i) for i in ids[1:]))
+                await until("the others", lambda: made.applied(*ids[1:]))
             assert not made.applied("p0")
             slow.deaf.set()
             await until("the slow one too", lambda: made.applied("p0"))
@@ -218,7 +218,7 @@ def test_a_reconnect_storm_is_served(tmp_path: Path) -> None:
                 async with AsyncExitStack() as stack:
                     for fake in fakes:
                         await stack.enter_async_context(connected(made.target, fake, token(fake.node_id)))
-                    await until("all in", lambda: all(made.applied(i) for i in ids), 30)
+                    await until("all in", lambda: made.applied(*ids), 30)
                 await until("all out", lambda: not made.server.proxies())
                 assert all(fake.versions() == wanted(desired) for fake in fakes)
 
