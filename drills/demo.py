@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,10 +166,14 @@ def _ending(body: dict[str, Any], as_json: bool) -> None:
 
 
 def _clean(folder: Path, console: Console) -> None:
-    """Stop and remove all of it, and prove it."""
+    """Stop and remove all of it, and prove it. Ctrl-C waits so long (bounded): it would leave processes."""
     console.rule("4 · everything is stopped")
-    take_down(folder, purge=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        take_down(folder, purge=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     left = strays.find(folder)
     if left or folder.exists():
         told = ", ".join(f"{s.process} (process {s.pid})" for s in left) or str(folder)

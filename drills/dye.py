@@ -91,7 +91,8 @@ def _in_force(line: list[tuple[float, StatusSeen]] | tuple[()], request: Request
         return None
     # A change begins when the control plane sees its cause, before the document says so.
     if at + 1 < len(line):
-        until = min(line[at + 1][0], line[at + 1][1].times.seen or line[at + 1][0])
+        then, later = line[at + 1]
+        until = later.times.seen if since <= later.times.seen <= then else then
         if until - request.sent_s < GUARD_S:
             return None
     return status.shares

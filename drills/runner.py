@@ -51,6 +51,7 @@ class Drill:
         self._phases: list[Phase] = []
         self._steady: list[Finding] = []
         self._healing = healing.Healing()
+        self._touched = False
 
     async def run(self) -> Outcome:
         """The whole drill. Raises WeirError (mostly Refused) only before anything was touched."""
@@ -129,7 +130,8 @@ class Drill:
             if not problem and self._healing.healed:
                 problem = await self._after_heal()
         finally:
-            await self._heal(Mark.HEAL)
+            if self._healing.healed:
+                await self._heal(Mark.HEAL)
             await self._restored(before)
         return problem
 
@@ -148,10 +150,11 @@ class Drill:
 
     async def _inject(self, fault: Fault, mark: Mark) -> str:
         """One injection, written down before it is done. "" when it worked."""
-        self._faults.append(fault)
         plan = self._plan
-        specs = tuple(f.spec for f in self._faults)
+        specs = tuple(f.spec for f in (*self._faults, fault))
         plan.active.write(Active(plan.id, plan.scenario.name, plan.by, plan.started, specs))
+        self._faults.append(fault)
+        self._touched = True
         self._rec.mark(mark, fault.spec.do, fault.spec.target)
         try:
             told = await self._pace.during(fault.inject())
@@ -207,8 +210,8 @@ class Drill:
         return ""
 
     async def _restored(self, before: Mapping[str, StatusSeen]) -> None:
-        """Wait until the world is as it was: regions ready, plans the same. Then forget the drill."""
-        if not self._healing.healed:
+        """Wait until the touched world is as it was: regions ready, plans the same. Then forget the drill."""
+        if not self._touched or not self._healing.healed:
             return
         deadline = self._clock.monotonic() + self._plan.scenario.phases.heal_s
         while True:

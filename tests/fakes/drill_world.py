@@ -76,6 +76,13 @@ class FakeWorld:
         if name in self.fail_on:
             raise self.fail_on[name]
 
+    def _break(self, region: FakeRegion) -> None:
+        region.broken_at = self.clock.now if region.broken_at is None else region.broken_at
+
+    def _mend(self, region: FakeRegion) -> None:
+        if region.broken_at is not None:
+            region.broken_at, self.changed_at = None, self.clock.now
+
     # drills.doors.Regions
 
     def _pid(self, region: str) -> int:
@@ -93,7 +100,7 @@ class FakeWorld:
                 region.alive, region.frozen = False, False
             else:
                 region.frozen = sign is signal.SIGSTOP
-            region.broken_at = self.clock.now if sign is not signal.SIGCONT else None
+            self._break(region) if sign is not signal.SIGCONT else self._mend(region)
 
     def frozen(self, region: str) -> tuple[int, ...]:
         return self.pids(region) if self.regions[region].frozen else ()
@@ -105,7 +112,8 @@ class FakeWorld:
         await self.clock.sleep(2.0)
         found = self.regions[region]
         if not found.alive:
-            found.alive, found.broken_at, found.ups = True, None, found.ups + 1
+            found.alive, found.ups = True, found.ups + 1
+            self._mend(found)
 
     async def not_ready(self, region: str) -> str:
         found = self.regions[region]
@@ -158,7 +166,10 @@ class FakeWorld:
             self.rules.append(f"-N {chain}")
         elif verb in ("-A", "-I"):
             self.rules.append(f"-A {' '.join(args[1:])}")
+            if verb == "-I":
+                self._break(self._cut_region())
         elif verb == "-D":
+            self._mend(self._cut_region())
             self.rules.remove(f"-A {' '.join(args[1:])}")
         elif verb == "-F":
             self.rules = [r for r in self.rules if not r.startswith(f"-A {chain} ")]
@@ -166,6 +177,12 @@ class FakeWorld:
             assert not [r for r in self.rules if r.startswith(f"-A {chain} ") or r.endswith(f"-j {chain}")]
             self.rules.remove(f"-N {chain}")
         return ""
+
+    def _cut_region(self) -> FakeRegion:
+        """The region whose subnet is in every rule by subnet."""
+        wide = [r for r in self.rules if r.count("/24") == 2]
+        name = next(n for n in NAMES if all(self.subnet(n) in r for r in wide))
+        return self.regions[name]
 
     # drills.doors.Orders
 
