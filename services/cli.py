@@ -35,6 +35,9 @@ def executor(
     option: Annotated[list[str] | None, typer.Option("--option", help="Engine option NAME=VALUE.")] = None,
     admin: Annotated[str, typer.Option(help="Loopback host:port of the admin verbs.")] = "",
     drain_deadline_s: Annotated[float, typer.Option(help="Longest drain.", min=0)] = 10.0,
+    drain_settle_s: Annotated[
+        float, typer.Option(help="Quiet time before leaving: so long the mesh may take to hear of it.", min=0)
+    ] = 0.5,
     debug: Annotated[bool, typer.Option(help="Also /echo.")] = False,
 ) -> None:
     """Serve until SIGTERM, which drains. The Consul token comes from CONSUL_HTTP_TOKEN or …_FILE."""
@@ -45,6 +48,7 @@ def executor(
     from regions.cli.errors import UsageError
     from services.instance import Identity
     from services.main import Settings, serve
+    from services.registration import Drain
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = {"token_cost_ms": f"{token_cost_ms:g}"} if engine == "echo" else {}
@@ -56,20 +60,17 @@ def executor(
     if consul and not sidecar:
         raise UsageError("weir executor", "--consul needs --sidecar, the address others are to call")
     identity = Identity(service, instance, region, zone, stage, version, model, tenant_class)
-    gc.freeze()
-    asyncio.run(
-        serve(
-            Settings(
-                identity,
-                listen,
-                sidecar,
-                consul,
-                xds_token_sha256,
-                engine,
-                options,
-                admin,
-                drain_deadline_s,
-                debug,
-            )
-        )
+    settings = Settings(
+        identity=identity,
+        listen=listen,
+        sidecar=sidecar,
+        consul=consul,
+        token_sha256=xds_token_sha256,
+        engine=engine,
+        options=options,
+        admin=admin,
+        drain=Drain(drain_deadline_s, drain_settle_s),
+        debug=debug,
     )
+    gc.freeze()
+    asyncio.run(serve(settings))

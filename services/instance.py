@@ -32,7 +32,7 @@ class Instance:
 
     def __init__(self, identity: Identity, engine: Engine) -> None:
         self.identity, self.engine = identity, engine
-        self.draining = False
+        self.draining = self.asleep = False
         self.dead = ""
         self.in_flight = 0
         self.idle = asyncio.Event()
@@ -59,6 +59,19 @@ class Instance:
         self.in_flight -= 1
         if not self.in_flight:
             self.idle.set()
+
+    async def sleep(self) -> None:
+        """Park the engine; /ready says so. Raises RuntimeError while anything runs."""
+        await self.engine.sleep()
+        self.asleep = True
+
+    async def wake(self) -> None:
+        await self.engine.wake()
+        self.asleep = False
+
+    def why_not_ready(self) -> str:
+        """Why no new request should come, or empty."""
+        return self.dead or ("draining" if self.draining else "asleep" if self.asleep else "")
 
     def failed(self, reason: str) -> None:
         """The engine is broken for good: /health says so and Consul takes the instance out."""

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import os
 import random
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mesh.clock import Clock, SystemClock
 from mesh.consul import register
 from mesh.consul.client import Consul
 from regions.cli.errors import UsageError, WeirError
+from services.admin import admin_app
 from services.engines import make_engine
 from services.instance import Identity, Instance
 from services.listener import Listener
-from services.registration import Drain, Registration
-from services.server import Server, admin_app
+from services.registration import LEAVE_S, Drain, Registration, quiet
+from services.server import Server
 
 log = logging.getLogger("weir.executor")
 
@@ -46,7 +48,7 @@ class Settings:
     engine: str
     options: Mapping[str, str]
     admin: str = ""
-    drain: Drain = Drain()
+    drain: Drain = field(default_factory=Drain)
     debug: bool = False
 
 
@@ -87,26 +89,47 @@ async def serve(settings: Settings) -> None:
     stop, clock = _Stop(), SystemClock()
     engine = make_engine(settings.engine, settings.options)
     instance = Instance(settings.identity, engine)
-    listeners = [
-        Listener(Server(instance, clock, debug=settings.debug).app(), *address(settings.listen, "--listen"))
-    ]
-    if settings.admin:
-        listeners.append(Listener(admin_app(stop.asked.set, instance), *address(settings.admin, "--admin")))
     async with contextlib.AsyncExitStack() as stack:
         registration = await _registration(settings, clock, stack)
         await engine.start()
-        for listener in listeners:
+        for listener in _listeners(settings, instance, clock, stop):
             stack.push_async_callback(listener.stop)
             await _bind(listener, settings.identity.instance)
         _say_ready(settings)
-        keeping = asyncio.create_task(registration.run(), name="registration") if registration else None
-        await stop.asked.wait()
+        if registration is None:
+            await stop.asked.wait()
+            instance.draining = True
+            # Nobody is told, so there is no news to wait for.
+            how = Drain(settings.drain.deadline_s, 0.0)
+            await _unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
+        else:
+            await _registered(registration, settings.drain, instance, stop)
+
+
+async def _registered(registration: Registration, how: Drain, instance: Instance, stop: _Stop) -> None:
+    keeping = asyncio.create_task(registration.run(), name="registration")
+    try:
+        # A registration that broke (a bug: its errors are handled) must not leave a server nobody hears of.
+        await _unless(stop.asked, keeping, cancel=False)
         instance.draining = True
-        await _drained(registration or _alone(settings, clock), settings, instance, stop)
-        if keeping is not None and registration is not None:
-            keeping.cancel()
-            await asyncio.wait((keeping,))
-            await registration.leave(HURRY_S if stop.now.is_set() else LEAVE_S)
+        drain = asyncio.ensure_future(registration.drain(how, lambda: instance.in_flight))
+        await _unless(stop.now, drain)
+    finally:
+        keeping.cancel()
+        await asyncio.wait((keeping,))
+        await registration.leave(HURRY_S if stop.now.is_set() else LEAVE_S)
+
+
+async def _unless(event: asyncio.Event, work: asyncio.Future[Any], *, cancel: bool = True) -> None:
+    """Until `work` is done or `event` is set; what `work` raises, this raises."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if work.done():
+        work.result()
+    elif cancel:
+        work.cancel()
+        await asyncio.wait((work,))
 
 
 class _Stop:
@@ -120,3 +143,47 @@ class _Stop:
 
     def _signal(self) -> None:
         (self.now if self.asked.is_set() else self.asked).set()
+
+
+async def _registration(
+    settings: Settings, clock: Clock, stack: contextlib.AsyncExitStack
+) -> Registration | None:
+    if not settings.consul:
+        return None
+    consul = await stack.enter_async_context(Consul.from_env(address=settings.consul, clock=clock))
+    return Registration(consul, row(settings), clock, random.Random())  # noqa: S311 (jitter, no secret)
+
+
+def _listeners(settings: Settings, instance: Instance, clock: Clock, stop: _Stop) -> list[Listener]:
+    server = Server(instance, clock, debug=settings.debug)
+    out = [Listener(server.app(), *address(settings.listen, "--listen"))]
+    if settings.admin:
+        host, port = address(settings.admin, "--admin")
+        if not _loopback(host):
+            raise UsageError(f"--admin {settings.admin!r}", "not on loopback", "give 127.x.y.z:port")
+        out.append(Listener(admin_app(stop.asked.set, instance), host, port))
+    return out
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _bind(listener: Listener, name: str) -> None:
+    try:
+        await listener.start()
+    except OSError as error:
+        raise WeirError(
+            f"executor {name} on {listener}",
+            error.strerror or str(error),
+            "free the port or choose another address",
+        ) from error
+
+
+def _say_ready(settings: Settings) -> None:
+    line = {"ready": True, "instance": settings.identity.instance, "listen": settings.listen}
+    sys.stdout.write(json.dumps(line | {"pid": os.getpid()}) + "\n")
+    sys.stdout.flush()

@@ -62,6 +62,19 @@ def same(seen: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
     return all((seen.get(key) or None) == (wanted.get(key) or None) for key in keys)
 
 
+async def quiet(how: Drain, in_flight: Callable[[], int], clock: Clock) -> int:
+    """Wait until nothing was in flight for the settle time, or the deadline. Returns what is left."""
+    busy = clock.monotonic()
+    end = busy + how.deadline_s
+    while (now := clock.monotonic()) < end and (in_flight() or now - busy < how.settle_s):
+        await clock.sleep(min(QUIET_POLL_S, end - now))
+        if in_flight():
+            busy = clock.monotonic()
+    if left := in_flight():
+        log.warning("drain deadline passed with %d requests in flight", left)
+    return in_flight()
+
+
 class Registration:
     """The registration of one instance and its sidecar. `known`: the agent knew us at the last tick."""
 
@@ -99,16 +112,10 @@ class Registration:
         When Consul can't be told, the wait is the same: the mesh may still be sending.
         """
         self._it = replace(self._it, lifecycle=register.DRAINING)
-        end = self._clock.monotonic() + how.deadline_s
+        started = self._clock.monotonic()
         await self._within(how.deadline_s / 2, self.tick())
-        busy = self._clock.monotonic()
-        while (now := self._clock.monotonic()) < end and now - busy < how.settle_s:
-            await self._clock.sleep(min(QUIET_POLL_S, end - now))
-            if in_flight():
-                busy = self._clock.monotonic()
-        if left := in_flight():
-            log.warning("drain deadline of %g s passed with %d requests in flight", how.deadline_s, left)
-        return in_flight()
+        spent = self._clock.monotonic() - started
+        return await quiet(Drain(how.deadline_s - spent, how.settle_s), in_flight, self._clock)
 
     async def leave(self, within_s: float = LEAVE_S) -> None:
         """Take the registration away. A Consul that is down forgets us by the failing check instead."""
@@ -133,24 +140,31 @@ class Registration:
         if self.gone:
             return
         body = register.instance(self._it)
-        # The first time always: the agent may remember an earlier run of this id, checks gone critical and all.
+        # The first time always: the agent may remember an earlier run of this id, critical checks and all.
         if self._first or not await self._stands(body):
             await self._agent.register(body)
             self._first = False
             log.info("registered %s (%s)", self._it.id, self._it.lifecycle)
 
-    async def _stands(self) -> bool:
-        """Whether the agent has this very registration: both services and our lifecycle."""
-        mine = await self._service(self._it.id)
-        if mine is None or (mine.get("Meta") or {}).get("lifecycle") != self._it.lifecycle:
-            return False
-        return await self._service(register.sidecar_id(self._it.id)) is not None
+    async def _stands(self, body: Mapping[str, Any]) -> bool:
+        """Whether the agent holds both services as `body` has them."""
+        sidecar = body["Connect"]["SidecarService"]
+        return same(await self._held(self._it.id), body) and same(
+            await self._held(register.sidecar_id(self._it.id)), sidecar
+        )
 
-    async def _service(self, service_id: str) -> Any:
-        """The agent's view of one service, None when it has none."""
+    async def _held(self, service_id: str) -> Mapping[str, Any] | None:
         try:
-            return (await self._agent.get(f"/v1/agent/service/{service_id}")).body
-        except ConsulError as error:
-            if error.status == 404:
+            held: Mapping[str, Any] | None = (await self._agent.get(f"/v1/agent/service/{service_id}")).body
+            return held
+        except BadRequest as error:
+            # The agent's own endpoints answer 404 without an index, which `get` takes for a wrong path.
+            if error.status == _NOT_FOUND:
                 return None
             raise
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failures:
+            why = error.why if isinstance(error, ConsulError) else f"no answer within {CALL_S:g} s"
+            log.warning("Consul can't be kept informed (%s); serving on", why)
+        self.known, self._failures = False, self._failures + 1

@@ -6,11 +6,9 @@ instance's. No gRPC and no protobuf in here: nine of these start on two cores.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -143,7 +141,7 @@ class Server:
         return web.Response(status=503 if self._it.dead else 200, text=(self._it.dead or "alive") + "\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
-        why = self._it.dead or ("draining" if self._it.draining else "")
+        why = self._it.why_not_ready()
         return web.Response(status=503 if why else 200, text=(why or "ready") + "\n")
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -185,41 +183,3 @@ def _identity(ask: Ask) -> str:
 
 def _prompt_tokens(ask: Ask) -> int:
     return max(1, -(-len(ask.prompt) // 4))
-
-
-class Listener:
-    """An aiohttp application on one address; `stop` waits for nobody."""
-
-    def __init__(self, app: web.Application, host: str, port: int) -> None:
-        self._app, self._host, self._port = app, host, port
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
-        self._runner = web.AppRunner(
-            self._app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await asyncio.wait_for(self._runner.cleanup(), 5)
-
-
-def admin_app(drain: Callable[[], Any], instance: Instance) -> web.Application:
-    """Verbs for the operator, on a loopback port of their own: POST /drain, GET /state."""
-
-    async def on_drain(_: web.Request) -> web.Response:
-        drain()
-        return web.json_response({"draining": True, "in_flight": instance.in_flight})
-
-    async def state(_: web.Request) -> web.Response:
-        stats = instance.engine.stats()
-        return web.json_response(
-            {"draining": instance.draining, "in_flight": instance.in_flight, "running": stats.running}
-        )
-
-    app = web.Application()
-    app.router.add_post("/drain", on_drain)
-    app.router.add_get("/state", state)
-    return app
