@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -143,6 +144,32 @@ class MiniMesh:
 
         await until(f"Envoy {name} is ready", ready)
 
+    async def warm(self) -> None:
+        """Wait until every Envoy's active checks call every host of every cluster healthy."""
+
+        async def all_healthy() -> bool:
+            for envoy in self.envoys.values():
+                answer = await fetch(envoy.admin + "/clusters")
+                flags = re.findall(r"::health_flags::(.*)", answer[1]) if answer else [""]
+                if set(flags) != {"healthy"}:
+                    return False
+            return True
+
+        await until("all hosts are healthy", all_healthy)
+
+    async def settled(self) -> None:
+        """Wait until every proxy has acknowledged everything that was published."""
+
+        async def acknowledged() -> bool:
+            return all(
+                state.applied
+                for server in self._servers.values()
+                for states in server.proxies().values()
+                for state in states
+            )
+
+        await until("everything is acknowledged", acknowledged)
+
     async def serve(self, address: str, port: int, handler: Handler) -> Callable[[], Awaitable[None]]:
         """An application: every path to `handler`, `/health` answered with 200. Returns how to stop it."""
         app = web.Application()
@@ -183,10 +210,9 @@ async def fetch(url: str) -> tuple[int, str] | None:
 
 
 def sidecar_proxy(end: Endpoint) -> Proxy:
-    return Proxy(
-        f"{end.instance}-sidecar-proxy", ProxyKind.SIDECAR, end.service, end.address, end.port, "",
-        end.address, 9000, end.stage, end.zone,
-    )  # fmt: skip
+    """Its id carries the region: instances are unique per region, but here all live in one world."""
+    who = (f"{end.instance}-sidecar-proxy@{end.region}", ProxyKind.SIDECAR, end.service)
+    return Proxy(*who, end.address, end.port, "", end.address, 9000, end.stage, end.zone)
 
 
 def ingress_proxy(address: str, meta: Mapping[str, str], region: str) -> Proxy:

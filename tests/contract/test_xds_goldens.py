@@ -1,6 +1,6 @@
 """What each kind of proxy is given, as goldens, and each golden through `envoy --mode validate`.
 
-Secrets are left out of the goldens. For validation everything is rendered static, certificates too: Envoy checks
+Secrets are left out of the goldens. For validation all is rendered static, certificates too: Envoy checks
 routes against clusters, filters against their settings, TLS contexts.
 """
 
