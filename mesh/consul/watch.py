@@ -25,7 +25,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOCAL_WAIT_S = 55.0
-"""For the own datacenter: one idle request a minute."""
+"""For the own datacenter: one idle request a minute. The agent counts a connection that we closed against its
+limit (200 per client) until the wait is over, so longer is not better."""
 REMOTE_WAIT_S = 2.0
 """For another datacenter: a dead one may swallow a blocking query without a word, so that wait and slack
 (with REMOTE) are how long a watch can hang on to a corpse. Under 5 s together with the longest back-off."""
@@ -127,8 +128,8 @@ class Watch(Generic[T]):
 
     async def _fail(self, told: str) -> None:
         self._failures += 1
-        if told != self.error:
-            log.warning("watch %s: %s", self.name, told)
+        # Once per outage: during one the wording changes with every try.
+        log.log(logging.WARNING if self._failures == 1 else logging.DEBUG, "watch %s: %s", self.name, told)
         self.error = told
         # The other end may have lost its memory (new data folder, other server): ask without an index,
         # which answers at once. If nothing changed nobody is told.

@@ -305,3 +305,30 @@ def test_every_policy_parses_and_names_its_service() -> None:
     assert 'service "chat"' in acl.rules("control-plane", SERVICES)
     assert "embed" not in acl.rules("instance-chat", SERVICES)
     assert json.dumps(acl.rules("anonymous", ())).count("policy =") == 0
+
+
+def test_tokens_made_in_the_primary_work_in_a_secondary(tmp_path: Path) -> None:
+    east, west = "127.102.9.1", "127.102.10.1"
+    with (
+        consul_agent(tmp_path / "e", east, "east", primary="east", join_wan=[west], acl=True) as primary,
+        consul_agent(tmp_path / "w", west, "west", primary="east", join_wan=[east], acl=True) as second,
+    ):
+
+        async def main() -> None:
+            async with Consul(primary.http, primary.token) as management:
+                tokens = await acl.provision(management, SERVICES)
+            async with Consul(second.http, tokens["control-plane"]) as consul:
+                deadline = time.monotonic() + 30
+                while True:
+                    try:
+                        _, leaf = await consul.leaf("chat")
+                        assert await consul.kv_put(KEY, b"0.1", dc="east")
+                        break
+                    except ConsulError as error:
+                        # "ACL not found" until replicated: just what a watch must outlive.
+                        if time.monotonic() > deadline:
+                            raise AssertionError("token never replicated") from error
+                        await asyncio.sleep(0.05)
+                assert leaf.uri.endswith("/dc/west/svc/chat")
+
+        asyncio.run(main())

@@ -403,3 +403,39 @@ def test_two_writers_at_once_one_wins(agent: Agent) -> None:
         assert now.value == b"%d" % won.index(True)
 
     on(agent, scene)
+
+
+def test_watches_over_the_agents_connection_limit_wait_their_turn(tmp_path: Path) -> None:
+    limits = {"limits": {"http_max_conns_per_client": 4}}
+    with consul_agent(tmp_path, "127.102.4.1", "dc", extra=limits) as agent:
+
+        async def scene(consul: Consul) -> None:
+            watches = [
+                Watch(
+                    f"w{n}",
+                    kv_fetch(consul, f"p{n}/"),
+                    lambda value, _: None,
+                    clock=SystemClock(),
+                    rng=random.Random(n),
+                    # The agent notices that we hung up only when the wait is over: until then the
+                    # connection counts.
+                    wait_s=2.0,
+                )
+                for n in range(8)
+            ]
+            tasks = [asyncio.create_task(watch.run()) for watch in watches]
+            try:
+                await until("some are refused", lambda: any(w.error for w in watches))
+                await until("half are served", lambda: sum(w.index > 0 for w in watches) >= 4)
+                first = [w for w in watches if w.index > 0][:4]
+                for watch, task in zip(watches, tasks, strict=True):
+                    if watch in first:
+                        task.cancel()
+                rest = [w for w in watches if w not in first]
+                await until("the others get in", lambda: all(w.index > 0 and not w.error for w in rest))
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        on(agent, scene)

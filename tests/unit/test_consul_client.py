@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import trustme
 from aiohttp import web
 
 from mesh.clock import SystemClock
@@ -198,3 +200,43 @@ def test_the_environment_is_read_as_the_consul_cli_does(tmp_path: Path) -> None:
 
 def test_classify_cuts_a_long_body() -> None:
     assert len(classify(500, "GET /x", "y" * 10_000).why) < 400
+
+
+def test_https_is_checked_against_the_given_ca_and_shows_our_certificate(tmp_path: Path) -> None:
+    ca, stranger = trustme.CA(), trustme.CA()
+    files = {name: str(tmp_path / name) for name in ("ca", "other", "cert", "key")}
+    ca.cert_pem.write_to_path(files["ca"])
+    stranger.cert_pem.write_to_path(files["other"])
+    ours = ca.issue_cert("client.example")
+    ours.cert_chain_pems[0].write_to_path(files["cert"])
+    ours.private_key_pem.write_to_path(files["key"])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def leader(_: web.Request) -> web.Response:
+        return web.json_response("127.0.0.1:8300", headers={"X-Consul-Index": "1"})
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/v1/status/leader", leader)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+            env = {
+                "CONSUL_HTTP_ADDR": f"https://127.0.0.1:{runner.addresses[0][1]}",
+                "CONSUL_CACERT": files["ca"],
+                "CONSUL_CLIENT_CERT": files["cert"],
+                "CONSUL_CLIENT_KEY": files["key"],
+            }
+            async with Consul.from_env(env, clock=QuickClock()) as consul:
+                assert (await consul.get("/v1/status/leader")).body == "127.0.0.1:8300"
+            async with Consul.from_env(env | {"CONSUL_CACERT": files["other"]}, clock=QuickClock()) as consul:
+                with pytest.raises(Unreachable, match="certificate"):
+                    await consul.get("/v1/status/leader")
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
