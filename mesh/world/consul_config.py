@@ -5,6 +5,7 @@ Law: pure. One server per region, its own datacenter, federated with the others 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +17,14 @@ Version = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ConsulSecrets:
-    """Secrets of a world. gossip: base64 of 32 bytes; the others: secret ids (UUIDs) of ACL tokens."""
+    """Secrets of a world. gossip: base64 of 32 bytes. management, roles: secret ids (UUIDs) of ACL tokens.
+
+    Both are empty in a world without ACLs.
+    """
 
     gossip: str = field(repr=False)
     management: str = field(default="", repr=False)
-    replication: str = field(default="", repr=False)
-    agent: str = field(default="", repr=False)
+    roles: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def consul_config(
@@ -74,11 +77,11 @@ def consul_config(
 
 def _acl(secrets: ConsulSecrets, version: Version, *, primary: bool) -> dict[str, Any]:
     first = "initial_management" if version >= (1, 11, 0) else "master"
-    tokens = {"agent": secrets.agent}
+    tokens = {"agent": secrets.roles["agent"]}
     if primary:
         tokens[first] = secrets.management
     else:
-        tokens["replication"] = secrets.replication
+        tokens["replication"] = secrets.roles["replication"]
     return {
         "enabled": True,
         "default_policy": "deny",

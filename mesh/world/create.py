@@ -16,19 +16,23 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from intentions.load import default_file
+from mesh.consul.acl import roles_for, write_tokens
 from mesh.world import certs, files, ports, wish
+from mesh.world.addresses import FIRST_WORLD
 from mesh.world.layout import WorldLayout, runtime_folder
-from mesh.world.spec import SpecError, WorldSpec, region_to_json
+from mesh.world.spec import SERVICE, SpecError, WorldSpec, region_to_json
 from mesh.world.wish import Wish
 from mesh.world.world import NoWorld, World, load_description, save_description
 from regions.cli.errors import UsageError
 from regions.load import default_dir, load_regions
 from regions.model import RegionSet, RegionSetError
 
-OURS = ("world.json", "secrets.json", "tls", "rows", "regions", "world.lock")
+OURS = ("world.json", "secrets.json", "tokens", "tls", "rows", "regions", "world.lock")
 """All that a world writes into its folder, in the order in which a purge takes it away."""
 
 
@@ -48,9 +52,9 @@ def settled(folder: Path, want: Wish, regions_dir: Path | None) -> Iterator[Worl
             return
         regions = rows.only(want.regions) if want.regions is not None else rows
         # Checks the wish before a number is sought; the number itself is decided below.
-        draft = wish.fresh(want, rows, want.subnet or 20, str(default_services_dir()))
+        draft = wish.fresh(want, rows, want.subnet or FIRST_WORLD, _data())
     with ports.chosen(want.subnet, len(regions.names), draft.total, http=draft.http) as number:
-        spec = wish.fresh(want, rows, number, draft.services_dir)
+        spec = wish.fresh(want, rows, number, _data())
         runtime = runtime_folder(folder, os.environ, os.getuid(), max(map(len, spec.names)))
         yield _write(WorldLayout(folder, runtime), spec)
 
@@ -68,8 +72,7 @@ def _write(layout: WorldLayout, spec: WorldSpec) -> World:
     for region in spec.regions.regions:
         text = yaml.safe_dump(region_to_json(region), sort_keys=False)
         files.write(layout.rows / f"{region.name}.yaml", text)
-    if files.read_json(layout.secrets) is None:
-        files.write_json(layout.secrets, _new_secrets(acl=spec.acl), mode=0o600)
+    _write_secrets(layout, spec)
     # Last: a folder with a description is a whole one.
     save_description(layout, spec)
     return World.load(layout.folder)
@@ -86,12 +89,22 @@ def _write_certificate(layout: WorldLayout, spec: WorldSpec) -> None:
         certs.write_all(layout, certs.self_made(addresses, now))
 
 
-def _new_secrets(*, acl: bool) -> dict[str, str]:
-    tokens = ("management", "replication", "agent")
-    return {
-        "gossip": base64.b64encode(secrets.token_bytes(32)).decode(),
-        **{name: str(uuid.uuid4()) if acl else "" for name in tokens},
-    }
+def _new_secrets(*, acl: bool) -> dict[str, Any]:
+    gossip = base64.b64encode(secrets.token_bytes(32)).decode()
+    if not acl:
+        return {"gossip": gossip}
+    roles = {role: str(uuid.uuid4()) for role in roles_for((SERVICE,))}
+    return {"gossip": gossip, "management": str(uuid.uuid4()), "roles": roles}
+
+
+def _write_secrets(layout: WorldLayout, spec: WorldSpec) -> None:
+    """Once for the life of the world's Consul data: the gossip key and the tokens are kept in it."""
+    body = files.read_json(layout.secrets)
+    if body is None or bool(body.get("roles")) != spec.acl:
+        body = _new_secrets(acl=spec.acl)
+        files.write_json(layout.secrets, body, mode=0o600)
+    if spec.acl:
+        write_tokens(layout.tokens, body["roles"])
 
 
 def _load_or_mend(folder: Path) -> tuple[WorldLayout, WorldSpec] | None:
@@ -123,6 +136,14 @@ def forget(folder: Path, names: Sequence[str] = OURS) -> None:
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def _data() -> dict[str, str]:
+    """Where the world's processes read what isn't kept in its own folder."""
+    return {
+        "services_dir": str(default_services_dir()),
+        "intentions_file": str(default_file().absolute()),
+    }
 
 
 def default_services_dir() -> Path:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from mesh.world import create, facts, lock, patience, strays
 from mesh.world.layout import WorldLayout
 from mesh.world.world import NoWorld, World, load_description
@@ -109,7 +111,8 @@ def _stop(layout: WorldLayout, names: Sequence[str]) -> tuple[str, ...]:
     paths = {name: layout.region(name).lock for name in pids}
 
     def gone() -> bool:
-        return not any(lock.holder(paths[name]) == pid for name, pid in pids.items())
+        # The lock goes a moment before the process does; nothing is left when both are gone.
+        return not any(lock.holder(paths[name]) == pid or _alive(pid) for name, pid in pids.items())
 
     if not patience.until(gone, SUPERVISOR_GRACE_S):
         for name, pid in pids.items():
@@ -117,6 +120,13 @@ def _stop(layout: WorldLayout, names: Sequence[str]) -> tuple[str, ...]:
                 _send(pid, signal.SIGKILL)
         patience.until(gone, KILL_WAIT_S)
     return tuple(pids)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _send(pid: int, sign: signal.Signals) -> None:

@@ -38,6 +38,11 @@ class WorldLayout:
         return self.folder / "secrets.json"
 
     @property
+    def tokens(self) -> Path:
+        """One file per role with its Consul token, when ACLs are on."""
+        return self.folder / "tokens"
+
+    @property
     def tls(self) -> Path:
         return self.folder / "tls"
 
@@ -97,10 +102,6 @@ class RegionLayout:
 
     def bootstrap(self, process: str) -> Path:
         return self.folder / "envoy" / f"{process}.json"
-
-    def token(self, role: str) -> Path:
-        """Consul token of a role, when ACLs are on."""
-        return self.folder / "tokens" / role
 
     @property
     def ads_socket(self) -> Path:

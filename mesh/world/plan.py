@@ -18,13 +18,14 @@ CONSUL, CONTROL_PLANE, INGRESS, MESH_GATEWAY = "consul", "control-plane", "ingre
 REGISTERED = "registered"
 """Not a process: the gateways stand in Consul (and, with ACLs, the tokens exist)."""
 
-CONTROL_PLANE_ROLE, EXECUTOR_ROLE = "control-plane", "executor"
-"""Roles whose Consul tokens the processes use when ACLs are on."""
+CONTROL_PLANE_ROLE, EXECUTOR_ROLE = "control-plane", f"instance-{SERVICE}"
+"""Roles (mesh.consul.acl) whose Consul tokens the processes use when ACLs are on."""
 
 
 class ProbeKind(StrEnum):
     """HTTP: 200 from `url`. CONSUL: the agent at `url` has a leader and Connect roots.
-    SERVICE: the agent at `url` knows the service id `what`."""
+    SERVICE: the agent at `url` knows the service id `what`, registered with the ADS token of `digest`:
+    after a crash it may still know one of the last run, whose token is no longer good."""
 
     HTTP = "http"
     CONSUL = "consul"
@@ -36,6 +37,7 @@ class Probe:
     kind: ProbeKind
     url: str
     what: str = ""
+    digest: str = ""
 
 
 class Stop(StrEnum):
@@ -123,7 +125,7 @@ def _env(paths: RegionLayout, name: str, token: str = "") -> dict[str, str]:
 
 
 def _role(spec: WorldSpec, paths: RegionLayout, role: str) -> str:
-    return str(paths.token(role)) if spec.acl else ""
+    return str(paths.world.tokens / role) if spec.acl else ""
 
 
 def _consul(spec: WorldSpec, paths: RegionLayout, programs: Programs) -> ProcessPlan:
@@ -182,7 +184,7 @@ def _executor(
             *("--token-cost-ms", f"{spec.token_cost_ms:g}"),
         ),
         env=_env(paths, member.id, _role(spec, paths, EXECUTOR_ROLE)),
-        ready=Probe(ProbeKind.SERVICE, where.consul_http, member.sidecar_id),
+        ready=Probe(ProbeKind.SERVICE, where.consul_http, member.sidecar_id, digest),
         stop=Stop.EXECUTORS,
         # With ACLs there is no token to start with before the first leader has made it.
         after=(REGISTERED,) if spec.acl else (),

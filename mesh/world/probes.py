@@ -37,7 +37,7 @@ class Probes:
             async with asyncio.timeout(TIMEOUT_S):
                 if probe.kind is ProbeKind.CONSUL:
                     return await self._has_leader()
-                return await self.knows(probe.what)
+                return await self._knows(probe.what, probe.digest)
         except (ConsulError, DecodeError, TimeoutError):
             return False
 
@@ -58,9 +58,9 @@ class Probes:
         _, roots = await self._consul.roots()
         return bool(roots.pems)
 
-    async def knows(self, service_id: str) -> bool:
-        """Whether the agent has this service id."""
-        return (await self._consul.get(f"/v1/agent/service/{service_id}")).body is not None
+    async def _knows(self, service_id: str, digest: str) -> bool:
+        answer = await self._consul.get(f"/v1/agent/service/{service_id}")
+        return answer.body is not None and answer.body["Meta"].get("xds_token_sha256") == digest
 
     async def passing(self, service: str) -> int:
         """How many Connect proxies of a service pass their checks in this region; 0 when nobody can say."""

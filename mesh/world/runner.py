@@ -24,6 +24,7 @@ from mesh.world.desk import Desk
 from mesh.world.layout import RegionLayout
 from mesh.world.plan import ProcessPlan, Programs, processes
 from mesh.world.probes import Probes
+from mesh.world.rights import first_steps
 from mesh.world.supervisor import Supervisor
 from mesh.world.world import World
 from regions.cli.errors import Refused, WeirError
@@ -54,9 +55,10 @@ async def _supervise(
 ) -> None:
     clock, rng = SystemClock(), SystemRandom()
     address = world.address(paths.name).consul_http
-    async with Consul(address, world.token, clock=clock, rng=rng) as consul:
+    async with Consul(address, world.secrets.management, clock=clock, rng=rng) as consul:
         probes = Probes(consul)
-        desk = Desk(world.spec, paths, tokens.digests, consul)
+        steps = first_steps(world, paths.name, consul)
+        desk = Desk(world.spec, paths, tokens.digests, consul, steps)
         supervisor = Supervisor(
             plans,
             paths.log,

@@ -52,6 +52,7 @@ class WorldSpec:
 
     number: second octet of all addresses. instances, canaries: per region. token_cost_ms: cost of a
     token in the echo engine. services_dir: where the control planes read the service catalog.
+    intentions_file: what a new world's intentions are taken from.
     tls_cert, tls_key: a given ingress certificate; empty means self-made.
     """
 
@@ -64,6 +65,7 @@ class WorldSpec:
     engine: str = "echo"
     token_cost_ms: float = 2.0
     services_dir: str = ""
+    intentions_file: str = ""
     tls_cert: str = ""
     tls_key: str = ""
 
@@ -164,6 +166,7 @@ _SCALARS = (
     "engine",
     "token_cost_ms",
     "services_dir",
+    "intentions_file",
     "tls_cert",
     "tls_key",
 )

@@ -5,6 +5,7 @@ Law: pure. None in a Wish means "not said": then what the world has stays, or th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,10 +37,13 @@ class Wish:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def fresh(wish: Wish, rows: RegionSet, number: int, services_dir: str) -> WorldSpec:
-    """The spec of a new world. Raises RegionSetError or SpecError when the wish makes no sense."""
+def fresh(wish: Wish, rows: RegionSet, number: int, data: Mapping[str, str]) -> WorldSpec:
+    """The spec of a new world; data: its services_dir and intentions_file.
+
+    Raises RegionSetError or SpecError when the wish makes no sense.
+    """
     regions = rows.only(wish.regions) if wish.regions is not None else rows
-    return WorldSpec(**{**wish.said, "number": number}, regions=regions, services_dir=services_dir)
+    return WorldSpec(**{**wish.said, **data, "number": number}, regions=regions)
 
 
 def settled(

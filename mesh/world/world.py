@@ -64,7 +64,11 @@ class World:
     @property
     def token(self) -> str:
         """The operator's Consul token; empty when the world runs without ACLs."""
-        return self.secrets.management
+        return self.token_of("operator")
+
+    def token_of(self, role: str) -> str:
+        """Consul token of a role of mesh.consul.acl; empty when the world runs without ACLs."""
+        return self.secrets.roles[role] if self.spec.acl else ""
 
     def address(self, region: str) -> RegionAddresses:
         """Raises NoWorld for a region that the world doesn't have."""
