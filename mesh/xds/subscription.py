@@ -53,8 +53,8 @@ class Subscription:
         """Take the subscription changes of a request.
 
         sure: whether equal versions in `initial_resource_versions` mean that the client needs nothing. Not so
-        for EDS or SDS asked for before CDS on a new stream: Envoy keeps CDS back while clusters warm, so it is
-        likely to be waiting for exactly this answer.
+        for EDS or SDS asked for before CDS on a new stream: Envoy keeps CDS back while clusters warm, so it
+        is likely to be waiting for exactly this answer.
         """
         first = not self.asked
         self.asked = True

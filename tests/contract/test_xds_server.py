@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from mesh.clock import SystemClock
 from mesh.model import Proxy, ProxyKind
-from mesh.xds import lrs, names
+from mesh.xds import lrs, names, stream
 from mesh.xds.auth import authenticator
 from mesh.xds.lrs import LoadSample
 from mesh.xds.server import SERVICE, AdsServer, Limits, Tcp
@@ -67,7 +67,7 @@ class World:
 
     def applied(self, *proxy_ids: str) -> bool:
         states = self.server.proxies()
-        return all(i in states and all(stream.applied for stream in states[i]) for i in proxy_ids)
+        return all(i in states and all(state.applied for state in states[i]) for i in proxy_ids)
 
 
 @asynccontextmanager
@@ -265,6 +265,28 @@ def test_garbage_silence_and_too_many_streams_are_ended(tmp_path: Path) -> None:
             async with connected(made.target, FakeEnvoy("a"), token("a")):
                 await until("in", lambda: "a" in made.server.proxies())
                 assert (await refused(made, "b", token("b")))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    drive(test)
+
+
+def test_a_stream_without_cds_is_closed_so_that_envoy_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """envoy#34334: stream up, CDS never asked for."""
+    monkeypatch.setattr(stream, "CDS_WITHIN_S", 0.2)
+
+    async def test() -> None:
+        async with world(tmp_path, "a") as made, grpc.aio.insecure_channel(made.target) as channel:
+            made.server.publish({"a": simple({A: 10_000})})
+            call = channel.stream_stream(DELTA)(metadata=((names.TOKEN_METADATA, token("a")),))
+            request = discovery_pb2.DeltaDiscoveryRequest(
+                type_url=names.ENDPOINT, resource_names_subscribe=[A]
+            )
+            request.node.id = "a"
+            await call.write(request.SerializeToString())
+            assert await call.read() is not grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert "34334" in await call.details()
 
     drive(test)
 
