@@ -153,10 +153,8 @@ def missing(facts: Facts) -> tuple[str, ...]:
 
 
 def needed_leafs(facts: Facts) -> frozenset[str]:
-    """Services whose leaf some proxy of this region presents (a mesh gateway passes TLS through: none)."""
-    return frozenset(
-        p.service for p in (facts.proxies or {}).values() if p.kind is not ProxyKind.MESH_GATEWAY
-    )
+    """Services whose leaf some proxy of this region presents: to its peers, or in its health checks."""
+    return frozenset(p.service for p in (facts.proxies or {}).values())
 
 
 def healthy(facts: Facts, service: str) -> dict[tuple[str, str], int]:

@@ -76,8 +76,10 @@ class Prober:
         for target, reason in zip(wanted, results, strict=True):
             old = self.states.get(target.region, PathState())
             new = path.step(old, not reason, self._clock.monotonic(), reason)
-            # A region that never answered is not "lost": it may not be up yet, and its endpoints say so.
-            self.states[target.region] = replace(new, up=True) if not new.known else new
+            if not new.known:
+                # A region that never answered is not "lost": it may not be up yet, and its endpoints say so.
+                new = replace(new, up=True, run=0, flaps=0)
+            self.states[target.region] = new
             if new.up != old.up:
                 log.warning("path to %s is %s %s", target.region, "up" if new.up else "down", new.reason)
         if self.down() != before:
@@ -87,7 +89,7 @@ class Prober:
         return frozenset(r for r, s in self.states.items() if not s.up)
 
     def words(self) -> Mapping[str, str]:
-        return {r: "up" if s.up else "down" for r, s in sorted(self.states.items())}
+        return {r: _word(s) for r, s in sorted(self.states.items())}
 
     def _context(self, facts: Facts) -> ssl.SSLContext | None:
         """A TLS context of the present leaf, made anew when a certificate rotates."""
@@ -97,3 +99,9 @@ class Prober:
         if self._tls is None or self._tls[:2] != (facts.roots, leaf):
             self._tls = (facts.roots, leaf, probe.context(facts.roots, leaf))
         return self._tls[2]
+
+
+def _word(state: PathState) -> str:
+    if not state.known:
+        return "unknown"
+    return "up" if state.up else "down"
