@@ -2,17 +2,20 @@
 
 Law: finds, runs, prints. Each bench makes what it needs (a world in a temporary folder, stub clients) and
 removes it; one that fails leaves an error row and doesn't lose the others'.
+What benches print goes to stderr.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,25 +41,47 @@ def folder() -> Path:
 
 
 def benches(where: Path) -> tuple[Bench, ...]:
-    """All benches, by file name."""
-    return tuple(Bench(p.stem.removeprefix(PREFIX), p) for p in sorted(where.glob(f"{PREFIX}*.py")))
+    """All benches, by file name: bench_xds_scale.py is `xds-scale`."""
+    return tuple(Bench(_name(p.stem.removeprefix(PREFIX)), p) for p in sorted(where.glob(f"{PREFIX}*.py")))
+
+
+def _name(text: str) -> str:
+    return text.replace("_", "-")
 
 
 def run(bench: Bench) -> list[Row]:
-    """Rows of one bench; an error row when it raised."""
+    """Rows of one bench; an error row when it raised, and for each row that makes no sense."""
     try:
-        rows = [from_mapping(body) for body in _load(bench).run()]
+        # stdout is the result of `weir bench`, perhaps JSON: a bench that talks must not break it.
+        with redirect_stdout(sys.stderr):
+            bodies = list(_load(bench).run())
     except Exception as error:
         traceback.print_exc()
-        return [Row(bench.name, "ran", None, "", error=f"{type(error).__name__}: {error}")]
+        return [_failed(bench, "ran", error)]
+    rows = [_row(bench, body) for body in bodies]
     return rows or [Row(bench.name, "ran", None, "", error="the bench gave no row")]
 
 
+def _row(bench: Bench, body: Mapping[str, Any]) -> Row:
+    try:
+        return from_mapping({"bench": bench.name, **body})
+    except (TypeError, ValueError, AttributeError) as error:
+        traceback.print_exc()
+        metric = body.get("metric", "row") if isinstance(body, Mapping) else "row"
+        return _failed(bench, str(metric), error)
+
+
+def _failed(bench: Bench, metric: str, error: Exception) -> Row:
+    return Row(bench.name, metric, None, "", error=f"{type(error).__name__}: {error}")
+
+
 def _load(bench: Bench) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"weir_bench_{bench.name}", bench.path)
+    spec = importlib.util.spec_from_file_location(f"weir_bench_{bench.path.stem}", bench.path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{bench.path} can't be loaded")
     module = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up by name.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -75,7 +100,7 @@ def command(
     from regions.cli.output import emit_json, talk
 
     known = benches(folder())
-    chosen = [b for b in known if name in ("", b.name)]
+    chosen = [b for b in known if _name(name) in ("", b.name)]
     if not chosen:
         raise UsageError(f"bench {name!r}", "unknown", f"known: {', '.join(b.name for b in known)}")
     if list_only:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 _OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
-_GOAL = re.compile(r"(ratio )?(<=|>=|==|<|>) *([0-9.]+)")
+_TERM = re.compile(r"(ratio )?(<=|>=|==|<|>) *([0-9]+(?:\.[0-9]+)?) *(\S.*)?")
 
 
 class GoalError(ValueError):
-    """A goal that can't be read; the message shows it."""
+    """A goal that can't be read, or is in another unit than the value; the message shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """value in `unit`; peer: what was measured beside it in the same run. goal: "<= 15", "ratio <= 2", or "".
+    """value in `unit`; peer: what was measured beside it in the same run; goal: "" or as `meets` reads it.
 
     met: None when there is no goal. A failed bench has error set and value None.
     """
@@ -45,7 +45,7 @@ class Row:
     def met(self) -> bool | None:
         if self.error:
             return False
-        return None if not self.goal else meets(self.goal, self.value, self.ratio)
+        return None if not self.goal else meets(self.goal, self.value, self.ratio, self.unit)
 
     def as_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -59,17 +59,37 @@ class Row:
         return body | {"error": self.error} if self.error else body
 
 
-def meets(goal: str, value: float | None, ratio: float | None) -> bool:
-    """Whether the figure satisfies the goal. A value or ratio that is missing meets nothing."""
-    found = _GOAL.match(goal)
+def meets(goal: str, value: float | None, ratio: float | None, unit: str = "") -> bool:
+    """Whether the figure satisfies the goal: "<= 15 ms", "<= 15", "ratio <= 2" ("<= 2 x"), joined by " and ".
+
+    A value or ratio that is missing, or NaN, meets nothing. Raises GoalError for a goal that can't be read or
+    that names another unit than the value's.
+    """
+    # All of them are read, also behind one that isn't met: a typing error must not wait for a better figure.
+    verdicts = [_meets_term(term.strip(), value, ratio, unit) for term in goal.split(" and ")]
+    return all(verdicts)
+
+
+def _meets_term(term: str, value: float | None, ratio: float | None, unit: str) -> bool:
+    found = _TERM.fullmatch(term)
     if not found:
-        raise GoalError(f"goal {goal!r}: wanted something like '<= 15' or 'ratio <= 2'")
-    number = ratio if found[1] else value
+        raise GoalError(f"goal {term!r}: wanted something like '<= 15 ms' or 'ratio <= 2'")
+    of_ratio = bool(found[1]) or found[4] == "x"
+    if found[4] and found[4] != ("x" if of_ratio else unit):
+        # 900 s would meet "<= 1000 ms" if numbers alone were compared.
+        raise GoalError(f"goal {term!r} beside a figure in {unit or 'no unit'!r}")
+    number = ratio if of_ratio else value
     return number is not None and bool(_OPERATORS[found[2]](number, float(found[3])))
 
 
 def from_mapping(body: Mapping[str, Any]) -> Row:
-    """A row as a bench file gives it; computed fields (ratio, met) are ignored and computed again."""
+    """A row as a bench file gives it; computed fields (ratio, met) are ignored and computed again.
+
+    Raises GoalError for a goal that says nothing, TypeError for a row without bench, metric or unit.
+    """
     names = ("bench", "metric", "value", "unit", "goal", "peer", "peer_value", "error")
     given = {name: body[name] for name in names if body.get(name) is not None}
-    return Row(**{"value": None, **given})
+    row = Row(**{"value": None, **given})
+    if row.goal:
+        meets(row.goal, row.value, row.ratio, row.unit)
+    return row
