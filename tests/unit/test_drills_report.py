@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from drills import page, report, scenario_file, show
 from drills.active import ActiveFile
@@ -56,6 +58,7 @@ def made(tmp_path: Path) -> report.Report:
     """A killed region with some failures, in virtual time."""
     settings = {"rate": "60", "load": "10", "duration": "14", "settle": "4"}
     scenario = scenario_file.decide(scenario_file.read("region-loss"), settings, region="cn-north-1")
+    scenario = replace(scenario, text="title: as the file has it\n")
 
     async def drill() -> Any:
         world = FakeWorld(lost_s=0.15)
@@ -196,12 +199,9 @@ def test_reports_are_kept_and_found_again(made: report.Report, tmp_path: Path) -
 
 
 def test_the_terminal_shows_the_same_numbers(made: report.Report) -> None:
-    from rich.console import Console
-
-    console = Console(width=200, record=True, file=(Path("/dev/null")).open("w"))
+    console = Console(width=200, record=True, file=StringIO())
     console.print(show.summary(report.to_json(made, "x.html")))
     text = console.export_text()
-    console.file.close()
     assert "FAIL" in text
     assert "success_rate" in text
     assert "report x.html" in text

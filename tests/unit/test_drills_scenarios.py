@@ -1,4 +1,4 @@
-"""Scenario files: the shipped ones promise what the project promises; wrong ones are named by line and field."""
+"""Scenario files: the shipped ones promise what the project promises; wrong lines are named."""
 
 from __future__ import annotations
 
