@@ -22,7 +22,6 @@ from mesh.model import (
     Leaf,
     MeshSnapshot,
     Proxy,
-    ProxyKind,
     Roots,
     ServiceSpec,
     TrafficPlan,
@@ -77,7 +76,7 @@ class Facts:
     """What is known of the mesh from the seat of one region.
 
     emptied: when an (service, region) was first seen empty although it had two endpoints or more.
-    all_endpoints, all_gateways: the same as the maps, flat and sorted; made anew only when the maps change, so
+    all_endpoints, all_gateways: the same as the maps, flat and sorted; made anew when the maps change, so
     that builders may tell "unchanged" by identity and a weight change builds nothing but routes.
     """
 
