@@ -39,11 +39,15 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One step of one sequence. `finish` is set on the last token only."""
+    """One step of one sequence. `finish` is set on the last token only.
+
+    prompt_tokens: size of the prompt as the engine counts it; on the first token, elsewhere it may be 0.
+    """
 
     token_id: int
     text: str
     finish: FinishReason | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Instance:
         self.requests = Counter(
             "weir_executor_requests", "Answers by status", ["code"], registry=self.registry
         )
+        self._by_code: dict[int, Counter] = {}
         self.tokens = Counter("weir_executor_tokens", "Tokens sent", registry=self.registry)
         self._gauge("weir_executor_in_flight", "Requests under way", lambda: float(self.in_flight))
         self._gauge("weir_executor_running", "Sequences running", lambda: float(engine.stats().running))
@@ -59,6 +60,13 @@ class Instance:
         self.in_flight -= 1
         if not self.in_flight:
             self.idle.set()
+
+    def answered(self, code: int) -> None:
+        """Count one answer (labels are looked up once a code: it costs more than the counting)."""
+        counter = self._by_code.get(code)
+        if counter is None:
+            counter = self._by_code[code] = self.requests.labels(str(code))
+        counter.inc()
 
     async def sleep(self) -> None:
         """Park the engine; /ready says so. Raises RuntimeError while anything runs."""

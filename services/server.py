@@ -6,9 +6,10 @@ instance's. No gRPC and no protobuf in here: nine of these start on two cores.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -16,13 +17,18 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from mesh.clock import Clock
 from services import openai_api as api
-from services.engine import FinishReason, GenerateRequest, Token
+from services.generation import Generation
 from services.instance import Instance
 from services.openai_api import ApiError, Ask
-from services.stops import Cutter
 
 MAX_BODY = 8 * 1024 * 1024
 JSON = "application/json"
+SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+BAD, CLIENT_GONE, BUG = 400, 499, 500
+"""From where a status is an error; and, in the metrics only: the client left, a handler broke."""
+
+Piece = tuple[str, str | None]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
@@ -38,7 +44,7 @@ class Server:
         }
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY)
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_openai_errors])
         app.router.add_post("/v1/completions", self._counted(False))
         app.router.add_post("/v1/chat/completions", self._counted(True))
         app.router.add_get("/v1/models", self._models)
@@ -49,17 +55,20 @@ class Server:
             app.router.add_route("*", "/echo", self._echo)
         return app
 
-    def _counted(self, chat: bool) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _counted(self, chat: bool) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             self._it.enter()
-            code = 499  # the client went away before there was an answer
+            code = BUG
             try:
                 answer = await self._complete(request, chat)
                 code = answer.status
                 return answer
+            except (asyncio.CancelledError, ConnectionError):
+                code = CLIENT_GONE
+                raise
             finally:
                 self._it.leave()
-                self._it.requests.labels(str(code)).inc()
+                self._it.answered(code)
 
         return handle
 
@@ -72,66 +81,42 @@ class Server:
                 return await self._stream(request, ask)
             return await self._whole(ask)
         except ApiError as error:
-            return web.Response(
-                status=error.status, body=error.body(), content_type=JSON, headers=self._headers
-            )
+            return _refusal(error, self._headers)
 
     async def _whole(self, ask: Ask) -> web.Response:
-        identity, created, count = _identity(ask), int(self._clock.time()), 0
-        parts: list[str] = []
-        finish = FinishReason.STOP
-        async with contextlib.aclosing(self._tokens(ask, identity)) as tokens:
-            async for text, token in tokens:
-                parts.append(text)
-                count += 1
-                finish = token.finish or finish
-        used = api.usage(_prompt_tokens(ask), count)
-        body = api.whole(ask, identity, created, "".join(parts), finish.value, used)
+        identity, created = _identity(ask), int(self._clock.time())
+        made = Generation(self._it, ask, identity)
+        async with contextlib.aclosing(made.pieces()) as pieces:
+            parts = [text async for text, _ in pieces]
+        used = api.usage(made.prompt_tokens, made.tokens)
+        body = api.whole(ask, identity, created, "".join(parts), made.finish, used)
         return web.Response(body=body, content_type=JSON, headers=self._headers)
 
     async def _stream(self, request: web.Request, ask: Ask) -> web.StreamResponse:
         """SSE. The first token is awaited before headers go out, so that a failure is still a clean 5xx
         that the ingress may retry elsewhere."""
-        identity, created, count = _identity(ask), int(self._clock.time()), 0
-        async with contextlib.aclosing(self._tokens(ask, identity)) as tokens:
-            first = await anext(tokens)
-            headers = {**self._headers, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-            answer = web.StreamResponse(headers=headers)
+        identity, created = _identity(ask), int(self._clock.time())
+        made = Generation(self._it, ask, identity)
+        async with contextlib.aclosing(made.pieces()) as pieces:
+            first = await anext(pieces)
+            answer = web.StreamResponse(headers={**self._headers, **SSE_HEADERS})
             await answer.prepare(request)
+            begun = False
             try:
-                async for text, token in _chain(first, tokens):
-                    finish = token.finish.value if token.finish else None
-                    await answer.write(api.chunk(ask, identity, created, text, finish, count == 0))
-                    count += 1
+                async for text, finish in _chain(first, pieces):
+                    if text or finish or not begun:
+                        await answer.write(api.chunk(ask, identity, created, text, finish, not begun))
+                        begun = True
             except ApiError as error:
                 await answer.write(api.failure_chunk(error.message))
-                _abort(request)
+                _cut(request)
                 return answer
-            if ask.include_usage:
-                used = api.usage(_prompt_tokens(ask), count)
-                await answer.write(api.usage_chunk(ask, identity, created, used))
-            await answer.write(api.DONE)
-            await answer.write_eof()
-            return answer
-
-    async def _tokens(self, ask: Ask, identity: str) -> AsyncGenerator[tuple[str, Token], None]:
-        """(text to send, token). Ends at a stop string; a failing engine becomes an ApiError."""
-        job = GenerateRequest(identity, ask.prompt, ask.max_tokens, ask.seed, ask.stop, ask.temperature)
-        cutter = Cutter(ask.stop)
-        try:
-            async with contextlib.aclosing(self._it.engine.generate(job)) as made:
-                async for token in made:
-                    self._it.tokens.inc()
-                    text = cutter.feed(token.text)
-                    if token.finish and not cutter.stopped:
-                        text += cutter.rest()
-                    yield text, token
-                    if cutter.stopped:
-                        return
-        except RuntimeError as error:
-            if self._it.engine.stats().extra.get("dead"):
-                self._it.failed(str(error))
-            raise ApiError(503, f"the engine failed: {error}", code="engine_error") from error
+        if ask.include_usage:
+            used = api.usage(made.prompt_tokens, made.tokens)
+            await answer.write(api.usage_chunk(ask, identity, created, used))
+        await answer.write(api.DONE)
+        await answer.write_eof()
+        return answer
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self._it.identity.model, "object": "model", "created": 0, "owned_by": "weir"}
@@ -163,23 +148,34 @@ async def _body(request: web.Request) -> bytes:
         raise ApiError(413, f"the body is larger than {MAX_BODY} bytes") from None
 
 
-async def _chain(
-    first: tuple[str, Token], rest: AsyncIterator[tuple[str, Token]]
-) -> AsyncIterator[tuple[str, Token]]:
+def _refusal(error: ApiError, headers: Mapping[str, str]) -> web.Response:
+    return web.Response(status=error.status, body=error.body(), content_type=JSON, headers=headers)
+
+
+@web.middleware
+async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What aiohttp itself refuses (no such path, wrong method) in the form that clients of this API read."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < BAD:
+            raise
+        said = ApiError(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
+        kept = {name: value for name, value in error.headers.items() if name == "Allow"}
+        return _refusal(said, kept)
+
+
+async def _chain(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
     yield first
     async for item in rest:
         yield item
 
 
-def _abort(request: web.Request) -> None:
-    """Cut the connection: a proper end of the chunked body would tell the client that all is well."""
+def _cut(request: web.Request) -> None:
+    """End the connection, not the chunked body: a proper end would tell the client that all is well."""
     if request.transport is not None:
-        request.transport.abort()
+        request.transport.close()
 
 
 def _identity(ask: Ask) -> str:
     return ("chatcmpl-" if ask.chat else "cmpl-") + os.urandom(12).hex()
-
-
-def _prompt_tokens(ask: Ask) -> int:
-    return max(1, -(-len(ask.prompt) // 4))

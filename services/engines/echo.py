@@ -23,6 +23,9 @@ PROMPT_CHARS_PER_TOKEN = 4
 """How the length of a prompt is counted: this engine has no tokenizer."""
 
 
+FREE_TOKENS_PER_TURN = 64
+
+
 class EngineDied(RuntimeError):
     """The engine failed in the middle of a sequence."""
 
@@ -31,17 +34,31 @@ class EngineDied(RuntimeError):
 class EchoOptions:
     """Costs in milliseconds. slots: sequences at once (0: no limit). kv_tokens: size of the imagined cache.
 
-    fail_every: each n-th request fails at once (0: never). hang_after, die_after: index of the token at which
-    a sequence stops for ever, or the engine breaks (-1: never).
+    fail_rate: share of requests that fail at once, 0..1; which ones follows from fault_seed and the number of
+    the request alone. hang_after, die_after: index of the token at which a sequence stops for ever, or the
+    engine breaks for good (-1: never).
     """
 
     token_cost_ms: float = 0.0
     prefill_ms_per_1000: float = 0.0
     slots: int = 0
     kv_tokens: int = 100_000
-    fail_every: int = 0
+    fail_rate: float = 0.0
+    fault_seed: int = 0
     hang_after: int = -1
     die_after: int = -1
+
+
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    "token_cost_ms": (0, 1e6),
+    "prefill_ms_per_1000": (0, 1e6),
+    "slots": (0, 1e6),
+    "kv_tokens": (1, 1e12),
+    "fail_rate": (0, 1),
+    "fault_seed": (0, 2**63),
+    "hang_after": (-1, 1e9),
+    "die_after": (-1, 1e9),
+}
 
 
 def parse(options: Mapping[str, str]) -> EchoOptions:
@@ -50,15 +67,15 @@ def parse(options: Mapping[str, str]) -> EchoOptions:
     values: dict[str, float | int] = {}
     for name, text in options.items():
         if name not in kinds:
-            raise UsageError(
-                f"engine option {name!r}", "unknown to echo", f"known: {', '.join(sorted(kinds))}"
-            )
+            known = ", ".join(sorted(kinds))
+            raise UsageError(f"engine option {name!r}", "unknown to echo", f"known: {known}")
         try:
             values[name] = int(text) if kinds[name] == "int" else float(text)
         except ValueError:
-            raise UsageError(f"engine option {name}={text!r}", f"not a {kinds[name]}") from None
-        if values[name] != values[name] or values[name] < -1:
-            raise UsageError(f"engine option {name}={text!r}", "out of range")
+            raise UsageError(f"engine option {name}={text!r}", f"not a number ({kinds[name]})") from None
+        low, high = _LIMITS[name]
+        if not low <= values[name] <= high:
+            raise UsageError(f"engine option {name}={text!r}", "out of range", f"from {low:g} to {high:g}")
     return EchoOptions(**values)  # type: ignore[arg-type]
 
 
@@ -66,15 +83,28 @@ def make(options: Mapping[str, str]) -> EchoEngine:
     return EchoEngine(parse(options))
 
 
-def token_at(prompt: str, seed: int, index: int) -> tuple[int, str]:
-    """Token id and text of one step."""
-    digest = hashlib.blake2b(f"{seed}\0{index}\0{prompt}".encode(errors="surrogatepass"), digest_size=4)
-    number = int.from_bytes(digest.digest(), "big") % len(VOCABULARY)
-    return number, (" " if index else "") + VOCABULARY[number]
+class Source:
+    """The endless token sequence of one (prompt, seed). The prompt is hashed once, not once a token."""
+
+    def __init__(self, prompt: str, seed: int) -> None:
+        self._base = hashlib.blake2b(f"{seed}\0{prompt}".encode(errors="surrogatepass"), digest_size=4)
+
+    def at(self, index: int) -> tuple[int, str]:
+        """Token id and text of one step."""
+        state = self._base.copy()
+        state.update(b"\0%d" % index)
+        number = int.from_bytes(state.digest(), "big") % len(VOCABULARY)
+        return number, (" " if index else "") + VOCABULARY[number]
 
 
 def prompt_tokens(prompt: str) -> int:
     return max(1, -(-len(prompt) // PROMPT_CHARS_PER_TOKEN))
+
+
+def fails(fault_seed: int, number: int, rate: float) -> bool:
+    """Whether request `number` is one of the share `rate` that fails."""
+    digest = hashlib.blake2b(b"%d\0%d" % (fault_seed, number), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < rate * 2**64
 
 
 class EchoEngine:
@@ -95,26 +125,28 @@ class EchoEngine:
         """Tokens of one sequence. Raises EngineDied by a fault on order, RuntimeError while asleep."""
         self._check()
         self._requests += 1
-        if self._options.fail_every and self._requests % self._options.fail_every == 0:
+        if fails(self._options.fault_seed, self._requests, self._options.fail_rate):
             raise EngineDied(f"request {self._requests} fails on order")
         await self._enter()
-        size = prompt_tokens(request.prompt)
+        asked = size = prompt_tokens(request.prompt)
         self._kv += size
         try:
             await self._cost(self._options.prefill_ms_per_1000 * size / 1000)
-            text = ""
+            source, tail = Source(request.prompt, request.seed), ""
+            keep = max(map(len, request.stop), default=0)
             for index in range(request.max_tokens):
                 await self._fault(index)
-                await self._cost(self._options.token_cost_ms)
-                number, piece = token_at(request.prompt, request.seed, index)
-                text += piece
+                await self._step(index)
+                number, piece = source.at(index)
+                # A stop string may begin in an earlier token, never further back than its own length.
+                tail = tail[-keep:] + piece if keep else ""
                 self._tokens += 1
                 self._kv += 1
                 size += 1
-                stopped = any(stop in text for stop in request.stop)
+                stopped = any(stop in tail for stop in request.stop)
                 last = index + 1 == request.max_tokens
                 finish = FinishReason.STOP if stopped else FinishReason.LENGTH if last else None
-                yield Token(number, piece, finish)
+                yield Token(number, piece, finish, asked)
                 if finish is not None:
                     return
         finally:
@@ -156,9 +188,18 @@ class EchoEngine:
     async def _fault(self, index: int) -> None:
         if index == self._options.hang_after:
             await asyncio.Event().wait()
+        if self._dead:
+            raise EngineDied("the engine is dead")
         if index == self._options.die_after:
             self._dead = True
             raise EngineDied(f"the engine died at token {index} on order")
+
+    async def _step(self, index: int) -> None:
+        """The price of one token. Free tokens still let others have a turn now and then."""
+        if self._options.token_cost_ms:
+            await self._cost(self._options.token_cost_ms)
+        elif index % FREE_TOKENS_PER_TURN == FREE_TOKENS_PER_TURN - 1:
+            await asyncio.sleep(0)
 
     @staticmethod
     async def _cost(ms: float) -> None:
