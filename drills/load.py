@@ -86,7 +86,11 @@ async def open_loop(  # noqa: PLR0913 - all but three are named and have a defau
     """Send `rate` requests per second for `duration_s`, to the base `urls` in turn; wait for every answer.
 
     timeout_s: deadline of one request. `stop` ends the sending early; what is under way is still awaited.
+    Raises ValueError without a url or a positive rate; what `make_request` or `on_sample` raises comes as an
+    ExceptionGroup after the requests under way were cancelled.
     """
+    if not urls or rate <= 0:
+        raise ValueError(f"load needs a url and a rate > 0, not {list(urls)} and {rate}")
     clock = clock or SystemClock()
     samples: list[Sample] = []
 
@@ -97,19 +101,17 @@ async def open_loop(  # noqa: PLR0913 - all but three are named and have a defau
 
     async with AsyncExitStack() as stack:
         senders = [await _sender(stack, url, ca_file, timeout_s, clock) for url in urls]
-        start, tasks = clock.monotonic(), set[asyncio.Task[None]]()
-        for index in range(round(rate * duration_s)):
-            due = start + index / rate
-            if (wait := due - clock.monotonic()) > 0:
-                await clock.sleep(wait)
-            if stop is not None and stop.is_set():
-                break
-            sender = senders[index % len(senders)]
-            task = asyncio.create_task(sender.send(index, make_request(index), due, record))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        while tasks:
-            await asyncio.wait(tasks)
+        # The group waits for every answer, and leaves no request behind when the caller is cancelled.
+        async with asyncio.TaskGroup() as group:
+            start = clock.monotonic()
+            for index in range(round(rate * duration_s)):
+                due = start + index / rate
+                if (wait := due - clock.monotonic()) > 0:
+                    await clock.sleep(wait)
+                if stop is not None and stop.is_set():
+                    break
+                sender = senders[index % len(senders)]
+                group.create_task(sender.send(index, make_request(index), due, record))
     return sorted(samples, key=lambda s: s.index)
 
 
@@ -154,7 +156,11 @@ class _Sender:
     async def _exchange(self, request: Request, answer: _Answer) -> None:
         method = "GET" if request.body is None else "POST"
         async with self._session.request(
-            method, self._url + request.path, data=request.body, headers=request.headers
+            method,
+            self._url + request.path,
+            data=request.body,
+            headers=request.headers,
+            allow_redirects=False,  # one request, one record
         ) as response:
             answer.status, answer.headers = response.status, response.headers
             async for chunk in response.content.iter_any():
