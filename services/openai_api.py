@@ -1,18 +1,29 @@
-"""OpenAI's wire form: what a request may say and what answers and errors look like.
+"""OpenAI's wire form, coming in: what a request may say, and what an error looks like.
 
-Law: pure. JSON text in, frozen values or ApiError out; values out, JSON bytes ready to send. Names and limits
-follow OpenAI's API reference (completions, chat completions, errors).
+Law: pure. JSON text in, a frozen value or ApiError out. Names and limits follow OpenAI's API reference
+(completions, chat completions, errors); what answers look like is in services/openai_answers.py.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MAX_TOKENS = 32_768
 DEFAULT_MAX_TOKENS = 16
-DONE = b"data: [DONE]\n\n"
+_NOT_HERE: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "tools": (None, []),
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+}
+"""Fields of OpenAI's API that this server doesn't do, each with the values that ask for nothing."""
 
 
 class ApiError(Exception):
@@ -65,6 +76,7 @@ def parse(raw: bytes, *, chat: bool, model: str) -> Ask:
     tokens = _whole(body, limit, DEFAULT_MAX_TOKENS)
     if not 1 <= tokens <= MAX_TOKENS:
         raise ApiError(400, f"{limit} must be between 1 and {MAX_TOKENS}, not {tokens}", limit)
+    _only_plain(body)
     options = _typed(body, "stream_options", dict, {}) or {}
     return Ask(
         chat=chat,
@@ -77,6 +89,13 @@ def parse(raw: bytes, *, chat: bool, model: str) -> Ask:
         temperature=_temperature(body),
         include_usage=bool(options.get("include_usage")),
     )
+
+
+def _only_plain(body: dict[str, Any]) -> None:
+    """Refuse what would change the form of the answer: a client that asked for it would misread ours."""
+    for name, harmless in _NOT_HERE.items():
+        if body.get(name) not in harmless:
+            raise ApiError(400, f"{name} is not supported here", name, "unsupported_parameter")
 
 
 def _typed(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
@@ -115,10 +134,12 @@ def _stop(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _prompt(body: dict[str, Any]) -> str:
-    prompt = _typed(body, "prompt", str, None)
-    if not prompt:
-        raise ApiError(400, "prompt must be a non-empty string", "prompt")
-    return str(prompt)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str) or not prompt:
+        raise ApiError(400, "prompt must be one non-empty string", "prompt")
+    return prompt
 
 
 def _messages(body: dict[str, Any]) -> str:
@@ -127,50 +148,17 @@ def _messages(body: dict[str, Any]) -> str:
         raise ApiError(400, "messages must be a non-empty list", "messages")
     lines = []
     for i, message in enumerate(messages):
-        good = isinstance(message, dict) and isinstance(message.get("role"), str)
-        if not good or not isinstance(message.get("content"), str):
-            raise ApiError(400, f"messages[{i}] needs a role and a content, both strings", f"messages[{i}]")
-        lines.append(f"{message['role']}: {message['content']}")
+        content = _content(message) if isinstance(message, dict) else None
+        if content is None or not isinstance(message.get("role"), str):
+            raise ApiError(400, f"messages[{i}] needs a role and a content of text", f"messages[{i}]")
+        lines.append(f"{message['role']}: {content}")
     return "\n".join(lines)
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    total = prompt_tokens + completion_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
-
-
-def whole(ask: Ask, identity: str, created: int, text: str, finish: str, used: dict[str, int]) -> bytes:
-    """The body of an answer that is not streamed."""
-    kind = "chat.completion" if ask.chat else "text_completion"
-    content: dict[str, Any] = (
-        {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text}
-    )
-    choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
-    head = {"id": identity, "object": kind, "created": created, "model": ask.model}
-    return json.dumps({**head, "choices": [choice], "usage": used}).encode()
-
-
-def chunk(ask: Ask, identity: str, created: int, text: str, finish: str | None, first: bool) -> bytes:
-    """One SSE event of a streamed answer."""
-    kind = "chat.completion.chunk" if ask.chat else "text_completion"
-    delta: dict[str, Any] = {"role": "assistant", "content": text} if first else {"content": text}
-    content: dict[str, Any] = {"delta": delta} if ask.chat else {"text": text}
-    choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
-    head = {"id": identity, "object": kind, "created": created, "model": ask.model}
-    return _event({**head, "choices": [choice]})
-
-
-def usage_chunk(ask: Ask, identity: str, created: int, used: dict[str, int]) -> bytes:
-    kind = "chat.completion.chunk" if ask.chat else "text_completion"
-    return _event(
-        {"id": identity, "object": kind, "created": created, "model": ask.model, "choices": [], "usage": used}
-    )
-
-
-def failure_chunk(message: str) -> bytes:
-    """What a client sees when an answer that has begun can't be finished; no [DONE] follows."""
-    return _event({"error": {"message": message, "type": "server_error", "param": None, "code": None}})
-
-
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+def _content(message: dict[str, Any]) -> str | None:
+    """Text of one message: a string, or a list of parts that are all text. None for anything else."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "".join(texts) if content and len(texts) == len(content) else None

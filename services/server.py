@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from mesh.clock import Clock
+from services import openai_answers as say
 from services import openai_api as api
 from services.generation import Generation
 from services.instance import Instance
@@ -88,8 +89,8 @@ class Server:
         made = Generation(self._it, ask, identity)
         async with contextlib.aclosing(made.pieces()) as pieces:
             parts = [text async for text, _ in pieces]
-        used = api.usage(made.prompt_tokens, made.tokens)
-        body = api.whole(ask, identity, created, "".join(parts), made.finish, used)
+        used = say.usage(made.prompt_tokens, made.tokens)
+        body = say.whole(ask, identity, created, "".join(parts), made.finish, used)
         return web.Response(body=body, content_type=JSON, headers=self._headers)
 
     async def _stream(self, request: web.Request, ask: Ask) -> web.StreamResponse:
@@ -105,16 +106,16 @@ class Server:
             try:
                 async for text, finish in _chain(first, pieces):
                     if text or finish or not begun:
-                        await answer.write(api.chunk(ask, identity, created, text, finish, not begun))
+                        await answer.write(say.chunk(ask, identity, created, text, finish, not begun))
                         begun = True
             except ApiError as error:
-                await answer.write(api.failure_chunk(error.message))
+                await answer.write(say.failure_chunk(error.message))
                 _cut(request)
                 return answer
         if ask.include_usage:
-            used = api.usage(made.prompt_tokens, made.tokens)
-            await answer.write(api.usage_chunk(ask, identity, created, used))
-        await answer.write(api.DONE)
+            used = say.usage(made.prompt_tokens, made.tokens)
+            await answer.write(say.usage_chunk(ask, identity, created, used))
+        await answer.write(say.DONE)
         await answer.write_eof()
         return answer
 
