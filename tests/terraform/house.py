@@ -19,7 +19,7 @@ TOP = Path(__file__).parents[2]
 TERRAFORM = TOP / "terraform"
 ROOTS = sorted(p for p in (TERRAFORM / "regions").iterdir() if p.is_dir())
 MODULES = sorted(p for p in (TERRAFORM / "modules").iterdir() if p.is_dir())
-RUN_TIMEOUT_S = 90
+RUN_TIMEOUT_S = 200
 
 
 @dataclass(frozen=True)
