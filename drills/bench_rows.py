@@ -5,6 +5,7 @@ Law: pure. Whether a goal is met is computed from the value and the goal's text,
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Mapping
@@ -89,6 +90,10 @@ def from_mapping(body: Mapping[str, Any]) -> Row:
     """
     names = ("bench", "metric", "value", "unit", "goal", "peer", "peer_value", "error")
     given = {name: body[name] for name in names if body.get(name) is not None}
+    for name in ("value", "peer_value"):
+        # NaN and infinity are no figures (the quantile of nothing), and JSON has no word for them.
+        if name in given and not math.isfinite(given[name]):
+            del given[name]
     row = Row(**{"value": None, **given})
     if row.goal:
         meets(row.goal, row.value, row.ratio, row.unit)

@@ -44,6 +44,15 @@ def test_met_is_computed_and_not_taken_from_the_bench() -> None:
     assert Row("b", "m", 4, "ms").met is None
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_none_is_null_in_json_and_meets_nothing(value: float) -> None:
+    row = from_mapping(
+        {"bench": "b", "metric": "m", "value": value, "unit": "s", "goal": ">= 0", "peer_value": value}
+    )
+    body = json.loads(json.dumps(row.as_json(), allow_nan=False))
+    assert (body["value"], body["peer_value"], body["ratio"], body["met"]) == (None, None, None, False)
+
+
 def test_a_bench_that_raises_leaves_an_error_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bench_bad.py").write_text("def run():\n    raise RuntimeError('no Envoy')\n")
     (tmp_path / "bench_empty.py").write_text("def run():\n    return []\n")

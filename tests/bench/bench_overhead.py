@@ -1,0 +1,92 @@
+"""What the mesh adds to one request: ingress + sidecar + mTLS against calling the executor directly.
+
+Law: figures, no asserts. Both ways go to the same executor at the same rate, in short turns by
+A B B A A B B A, so that whatever else the machine does falls on both. Tokens cost nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drills.load import Request, Sample, open_loop
+from mesh.world.addresses import EXECUTOR
+from mesh.world.spec import SERVICE
+from mesh.world.wish import Wish
+from tests.bench.own_world import own_world
+
+NAME = "overhead"
+REGION = "us-east-1"
+RATE = 200.0
+TURN_S, WARM_UP_S = 3.0, 2.0
+DIRECT, INGRESS = "direct", "ingress"
+TURNS = (DIRECT, INGRESS, INGRESS, DIRECT) * 2
+PEER = "the same executor, called directly over HTTP"
+
+
+def run() -> list[dict[str, Any]]:
+    """About 45 s: a world of one region and one instance, then the turns."""
+    wish = Wish(regions=(REGION,), instances=1, canaries=0, token_cost_ms=0.0)
+    with own_world(wish) as world:
+        where = world.address(REGION)
+        bases = {
+            DIRECT: f"http://{where.instance(0)}:{EXECUTOR}",
+            INGRESS: f"{where.ingress_https}/{SERVICE}",
+        }
+        found = asyncio.run(measure(bases, world.ca_file))
+    return rows(found)
+
+
+async def measure(bases: Mapping[str, str], ca_file: Path) -> dict[str, list[Sample]]:
+    """All samples of both ways; those of the warm-up are left out."""
+    found: dict[str, list[Sample]] = {way: [] for way in bases}
+    for base in bases.values():
+        await _send(base, WARM_UP_S, ca_file)
+    for way in TURNS:
+        found[way] += await _send(bases[way], TURN_S, ca_file)
+    return found
+
+
+async def _send(base: str, duration_s: float, ca_file: Path) -> list[Sample]:
+    ca = ca_file if base.startswith("https") else None
+    return await open_loop([base], RATE, duration_s, ca_file=ca, make_request=_request)
+
+
+def _request(index: int) -> Request:
+    body = {"model": "echo-1", "prompt": f"request {index}", "max_tokens": 8}
+    return Request("/v1/completions", {"content-type": "application/json"}, json.dumps(body).encode())
+
+
+def rows(found: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
+    """Figures of both ways. Latencies of answers that failed don't count; the failures have their own row."""
+    direct, ingress = (sorted(s.latency_s * 1000 for s in found[way] if s.ok) for way in (DIRECT, INGRESS))
+    failed = {way: float(sum(not s.ok for s in found[way])) for way in found}
+    added = quantile(ingress, 0.5) - quantile(direct, 0.5)
+    at = f"at {RATE:.0f} requests/s"
+    return [
+        _row(f"added p50 {at}", added, quantile(direct, 0.5), goal="<= 1.5 ms"),
+        _row(f"p50 by the ingress {at}", quantile(ingress, 0.5), quantile(direct, 0.5)),
+        _row(f"p99 by the ingress {at}", quantile(ingress, 0.99), quantile(direct, 0.99)),
+        _row(f"failed of {len(found[INGRESS])}", failed[INGRESS], failed[DIRECT], "requests", "== 0"),
+    ]
+
+
+def _row(metric: str, value: float, peer_value: float, unit: str = "ms", goal: str = "") -> dict[str, Any]:
+    return {
+        "bench": NAME,
+        "metric": metric,
+        "value": value,
+        "unit": unit,
+        "goal": goal,
+        "peer": PEER,
+        "peer_value": peer_value,
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that `share` of the ordered values don't exceed; NaN of nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
