@@ -149,7 +149,7 @@ class ServiceSpec:
 
     idle_timeout_s: a stream with no byte for this long is cut (never a total limit: token streams are long).
     first_byte_timeout_s: no response byte within this time counts as a failed try and may be retried.
-    capacity_rps: requests per second that one healthy instance is declared to carry (`traffic shift` checks it).
+    capacity_rps: requests per second that a healthy instance is declared to carry (checked by `traffic shift`).
     dye_header: whether `x-weir-dye` may pin a tester to a stage.
     """
 

@@ -23,11 +23,11 @@ METADATA_NAMESPACE = "weir"
 ADS_CLUSTER = "weir-ads"
 """Name of the static bootstrap cluster that reaches the control plane."""
 
-LEAF_SECRET, ROOTS_SECRET = "leaf", "roots"  # noqa: S105 - names of SDS resources
+LEAF_SECRET, ROOTS_SECRET = "leaf", "roots"
 INGRESS_TLS_SECRET = "ingress-tls"  # noqa: S105
 
 META_TLS_SDS, META_HTTP_PORT = "tls_sds_path", "http_port"
-"""Keys of an ingress registration's meta: path of the local SDS file; port of the plain HTTP door, if wanted."""
+"""Keys of an ingress registration's meta: path of the local SDS file; port of the plain HTTP door."""
 
 ROUTE_CONFIG = "ingress"
 """RDS name of the ingress route table; the only resource a weight change touches."""
