@@ -195,7 +195,16 @@ def launch(config: Path, log: Path, admin: str, *extra: str) -> Envoy:
     """An Envoy that dies with us."""
     binary = str(tools.find("envoy"))
     command = ["setpriv", "--pdeathsig", "KILL", binary, "-c", str(config), "--concurrency", "1"]
-    command += ["--disable-hot-restart", "--log-level", "warning", "--drain-time-s", "2", *extra]
+    command += [
+        "--disable-hot-restart",
+        "--log-level",
+        "warning",
+        "--drain-time-s",
+        "600",
+        "--drain-strategy",
+        "immediate",
+        *extra,
+    ]
     with log.open("wb") as out:
         return Envoy(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT), admin, log)
 

@@ -102,7 +102,6 @@ def gateway_cluster(spec: ServiceSpec, region: str, stage: str, trust_domain: st
             cluster_pb2.Cluster,
             {
                 **_eds(name),
-                "alt_stat_name": "gateway~" + stat_name(spec.name, region, stage),
                 # Round robin: by least request a frozen instance, having few connections, would always win.
                 "load_balancing_policy": {"policies": [{"typed_extension_config": _round_robin()}]},
                 "transport_socket_matches": [
@@ -156,8 +155,11 @@ def local_app(address: str, port: int, idle_s: float) -> Resource:
 
 
 def gateway_name(service: str, region: str, stage: str) -> str:
-    """Mesh gateway cluster, and its EDS name."""
-    return f"gateway.{names.cluster(service, region, stage)}"
+    """Mesh gateway cluster, its EDS name, and its name in statistics.
+
+    Unlike names.cluster it has no dots: load reports of gateways must not count the same request again.
+    """
+    return "gateway~" + stat_name(service, region, stage)
 
 
 def socket_address(address: str, port: int) -> Json:
@@ -267,10 +269,11 @@ def _http2() -> Json:
     return typed(
         _HTTP_OPTIONS,
         {
-            # Minutes, not hours: rotated certificates and new instances behind gateways must come to count.
+            # Two minutes: a connection through a gateway stays with one instance, and new ones must
+            # come to count; so must rotated certificates. Streams outlive it: the connection drains.
             "common_http_protocol_options": {
-                "idle_timeout": seconds(300),
-                "max_connection_duration": seconds(900),
+                "idle_timeout": seconds(60),
+                "max_connection_duration": seconds(120),
             },
             "explicit_http_config": {
                 "http2_protocol_options": {

@@ -70,24 +70,25 @@ def ingress_assignment(
     assignment = _assignment(name)
     taken: set[tuple[str, int]] = set()
     for priority, hop in enumerate(priorities):
-        group = groups.get((service, hop.region, hop.stage), ())
         if hop.direct:
-            _add_direct(assignment, priority, group, hop)
+            _add_direct(assignment, priority, groups.get((service, hop.region, hop.stage), ()), hop)
         else:
             # Envoy knows a host by its address: a second entry of one gateway would be dropped, silently.
-            # The first hop keeps it; behind the gateway canary falls back to stable (gateway_assignment).
             free = tuple(g for g in gateways.get(hop.region, ()) if (g.address, g.port) not in taken)
-            serving = any(e.health in SERVING for e in group)
+            serving = any(e.health in SERVING for e in groups.get((service, hop.region, hop.stage), ()))
             taken |= {(g.address, g.port) for g in free} if serving else set()
             _add_gateways(assignment, priority, free if serving else (), hop, service)
     return make(name, assignment)
 
 
-def gateway_assignment(name: str, groups: tuple[tuple[Endpoint, ...], ...]) -> Resource:
-    """Mesh gateway: the stage asked for, then stable of this region."""
+def gateway_assignment(name: str, group: tuple[Endpoint, ...]) -> Resource:
+    """Mesh gateway: the instances of one local (service, stage), and no stand-in.
+
+    A gateway passes connections, and one that fell back to stable would stay there for its whole life, long
+    after the canary is back (measured). Falling back is the ingress' business.
+    """
     assignment = _assignment(name)
-    for priority, group in enumerate(groups):
-        _add_direct(assignment, priority, group, None)
+    _add_direct(assignment, 0, group, None)
     return make(name, assignment)
 
 
@@ -141,6 +142,10 @@ def _add_gateways(
         group.locality.CopyFrom(base_pb2.Locality(region=hop.region, sub_zone=hop.stage))
     for gateway in gateways:
         end = _lb_endpoint(gateway.address, gateway.port, gateway.health)
+        # When a region's canary goes or comes, its gateway moves to another priority with another SNI. Envoy
+        # would move the host with its connections, and they would go on under the old SNI (measured); another
+        # host name makes it a new host (Envoy >= 1.39).
+        end.endpoint.hostname = hop.label
         tags = {
             "service": service,
             "region": hop.region,

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mesh.model import STABLE, Endpoint, MeshSnapshot, Proxy, ProxyKind, ServiceSpec, SnapshotError
+from mesh.model import Endpoint, Health, MeshSnapshot, Proxy, ProxyKind, ServiceSpec, SnapshotError
 from mesh.xds import clusters, endpoints, inbound, listeners, routes, secrets
 from mesh.xds.endpoints import SERVING, Key
 from mesh.xds.failover import hops
@@ -130,10 +130,14 @@ def _sidecar(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
     if spec is None:
         raise NotReady(f"proxy {proxy.id}: service {proxy.service!r} is not in the catalog of services")
     colour = inbound.value_of(snapshot.region, proxy)
+    draining = any(
+        (e.address, e.port) == (proxy.address, proxy.port) and e.health is Health.DRAINING
+        for e in _group(snapshot, proxy.service, proxy.stage)
+    )
     return gather(
         (
             clusters.local_app(proxy.local_address, proxy.local_port, LOCAL_APP_IDLE_S),
-            listeners.sidecar(proxy.address, proxy.port, spec.health_path, domain),
+            listeners.sidecar(proxy.address, proxy.port, spec.health_path, domain, draining=draining),
             inbound.route_config(spec, colour, snapshot.intentions, domain),
             *_secrets(snapshot, proxy),
         )
@@ -147,14 +151,17 @@ def _mesh_gateway(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
     parts: list[Resource] = []
     for spec in snapshot.services:
         for stage in routes.STAGES:
-            # The stage asked for, then stable beside it: see endpoints.ingress_assignment.
-            order = tuple(dict.fromkeys((stage, STABLE)))
-            groups = tuple(_index(_Same(snapshot.endpoints)).get((spec.name, here, s), ()) for s in order)
+            group = _group(snapshot, spec.name, stage)
             name = clusters.gateway_name(spec.name, here, stage)
             parts.append(clusters.gateway_cluster(spec, here, stage, domain))
-            parts.append(endpoints.gateway_assignment(name, groups))
+            parts.append(endpoints.gateway_assignment(name, group))
     door = listeners.mesh_gateway(proxy.address, proxy.port, here, subsets, domain)
     return gather((*parts, door, *_secrets(snapshot, proxy)))
+
+
+def _group(snapshot: MeshSnapshot, service: str, stage: str) -> tuple[Endpoint, ...]:
+    """Instances of this region."""
+    return _index(_Same(snapshot.endpoints)).get((service, snapshot.region, stage), ())
 
 
 def _trust_domain(snapshot: MeshSnapshot, proxy: Proxy) -> str:

@@ -120,7 +120,7 @@ def test_an_application_that_hangs_behind_a_living_sidecar_is_left(folder: Path)
 
 
 def test_the_remote_canary_goes_and_comes_on_the_same_gateway_address(folder: Path) -> None:
-    """Its only host moves from priority 0 to 1 with another SNI; nobody may be lost, and the header tells."""
+    """One host for both stages: nobody may be lost, the colour must come back, and the header tells."""
 
     async def story() -> None:
         snap = replace(two_regions(), plans={"chat": plan("chat", (US, CANARY, FULL))})
@@ -145,6 +145,47 @@ def test_the_remote_canary_goes_and_comes_on_the_same_gateway_address(folder: Pa
 
 async def _coloured(http, wanted: str) -> bool:
     return (await ask(http, URL)).colour == wanted
+
+
+def test_an_instance_that_drains_behind_a_gateway_gets_nothing_new_and_ends_its_streams(folder: Path) -> None:
+    """Pain 10. The ingress holds connections through the gateway to it; EDS alone would not move them."""
+    leaving = "127.103.2.10"
+
+    async def story() -> None:
+        release, asked = asyncio.Event(), set()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            asked.add(request.transport.get_extra_info("sockname")[0])
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            await answer.write(b"first\n")
+            if "wait" in request.query:
+                await release.wait()
+            await answer.write(b"last\n")
+            return answer
+
+        snap = replace(pairs(), plans={"chat": plan("chat", (US, STABLE, FULL))})
+        async with running(folder, snap, handler) as (mesh, http):
+            streams = [await http.get(f"{URL}?wait=1") for _ in range(40)]
+            assert leaving in asked
+            ends = tuple(
+                replace(e, health=Health.DRAINING) if e.address == leaving else e
+                for e in mesh.snapshot.endpoints
+            )
+            mesh.update(lambda s: replace(s, endpoints=ends))
+            await mesh.settled()
+
+            async def left() -> bool:
+                asked.clear()
+                assert not failures(await closed_loop(http, URL, [{}] * 60))
+                return leaving not in asked
+
+            await until("no new request reaches it", left)
+            release.set()
+            bodies = [await stream.read() for stream in streams]
+            assert bodies == [b"first\nlast\n"] * len(streams)
+
+    asyncio.run(story())
 
 
 def test_a_dead_canary_is_answered_by_stable_and_says_so(folder: Path) -> None:

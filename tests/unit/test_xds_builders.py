@@ -31,7 +31,7 @@ def ready(snap: MeshSnapshot) -> MeshSnapshot:
 def assignment(snap: MeshSnapshot, region: str, stage: str, proxy: Proxy | None = None):
     built = build(ready(snap), proxy or samples.ingress())
     name = names.cluster("chat", region, stage)
-    return built.of(names.ENDPOINT)[name if proxy is None else f"gateway.{name}"].message()
+    return built.of(names.ENDPOINT)[name if proxy is None else f"gateway~chat~{region}~{stage}"].message()
 
 
 def by_priority(message) -> dict[int, list[str]]:
@@ -86,16 +86,32 @@ def test_one_gateway_address_never_stands_twice_in_a_cluster() -> None:
     assert found == {0: ["127.103.2.4"], 1: [], 2: ["127.103.1.10", "127.103.1.11"], 3: ["127.103.3.4"]}
 
 
-def test_a_remote_stage_without_healthy_instances_gets_no_gateway_but_keeps_its_priority() -> None:
-    sick = tuple(
-        replace(e, health=Health.CRITICAL) if (e.region, e.stage) == (US, CANARY) else e
-        for e in samples.endpoints()
+def sick(*where: tuple[str, str]) -> MeshSnapshot:
+    ends = samples.endpoints()
+    return replace(
+        samples.snapshot(),
+        endpoints=tuple(
+            replace(e, health=Health.CRITICAL) if (e.region, e.stage) in where else e for e in ends
+        ),
     )
-    message = assignment(replace(samples.snapshot(), endpoints=sick), US, CANARY)
-    assert by_priority(message)[0] == []
-    assert by_priority(message)[1] == ["127.103.2.4"]
-    stand_in = next(e for g in message.endpoints if g.priority == 1 for e in g.lb_endpoints)
-    assert stand_in.metadata.filter_metadata["weir"]["stage"] == STABLE
+
+
+def test_the_gateway_of_a_dead_remote_canary_stands_in_as_stable_and_as_another_host() -> None:
+    """Another host name, or Envoy (1.40) would go on with the connections that it has under the old SNI."""
+    well, ill = (assignment(s, US, CANARY) for s in (samples.snapshot(), sick((US, CANARY))))
+    assert (by_priority(well)[0], by_priority(well)[1]) == (["127.103.2.4"], [])
+    assert (by_priority(ill)[0], by_priority(ill)[1]) == ([], ["127.103.2.4"])
+    before, after = (
+        next(e for g in m.endpoints if g.priority == p for e in g.lb_endpoints)
+        for m, p in ((well, 0), (ill, 1))
+    )
+    assert after.metadata.filter_metadata["weir"]["stage"] == STABLE
+    assert before.endpoint.hostname != after.endpoint.hostname
+
+
+def test_a_remote_region_without_healthy_instances_gets_no_gateway_but_keeps_its_priorities() -> None:
+    message = assignment(sick((US, CANARY), (US, STABLE)), US, CANARY)
+    assert by_priority(message) == {0: [], 1: [], 2: ["127.103.1.10", "127.103.1.11"], 3: ["127.103.3.4"]}
 
 
 @pytest.mark.parametrize(
@@ -150,9 +166,10 @@ def test_the_gateway_address_of_the_row_serves_until_the_catalog_knows_one() -> 
     assert by_priority(assignment(snap, US, STABLE))[0] == ["203.0.113.7"]
 
 
-def test_a_mesh_gateway_falls_back_from_canary_to_stable_of_its_own_region_only() -> None:
-    found = by_priority(assignment(samples.snapshot(), CN, CANARY, samples.mesh_gateway()))
-    assert found == {0: ["127.103.1.15"], 1: ["127.103.1.10", "127.103.1.11"]}
+def test_a_mesh_gateway_never_gives_one_stage_for_another() -> None:
+    assert by_priority(assignment(samples.snapshot(), CN, CANARY, samples.mesh_gateway())) == {
+        0: ["127.103.1.15"]
+    }
 
 
 # --- what changes with what ---
