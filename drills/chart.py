@@ -16,7 +16,7 @@ from drills.timeline import Line, Slot, Timeline
 
 WIDTH, LEFT, RIGHT = 960.0, 52.0, 132.0
 PLOT = WIDTH - LEFT - RIGHT
-PANEL_H, GAP, TOP, BOTTOM = 104.0, 42.0, 66.0, 24.0
+PANEL_H, GAP, TOP, BOTTOM = 104.0, 42.0, 74.0, 24.0
 LABEL_ROWS, LABEL_H, LETTER = 3, 13.0, 6.1
 """Rows for the names of events, their height, and the width of a letter, in pixels."""
 

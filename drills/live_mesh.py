@@ -26,6 +26,7 @@ from mesh.world.world import World
 
 WAIT_S = 5.0
 PAUSE_S = 0.25
+FIRST_S = 2.0
 ADMIN_S = 2.0
 _RETRIES = re.compile(r"^cluster\.[^:]*\.upstream_rq_retry: (\d+)$", re.MULTILINE)
 
@@ -72,11 +73,17 @@ class LiveStatuses:
         self._world, self._agents, self._service, self._clock = world, agents, service, clock
         self._latest: dict[str, Mapping[str, Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._asked = {region: asyncio.Event() for region in agents}
 
     async def __aenter__(self) -> Self:
         self._tasks = [
             asyncio.create_task(self._follow(region), name=f"status of {region}") for region in self._agents
         ]
+        # Whoever asks first must not be told "no status" only because nobody has looked yet.
+        waits = [asyncio.create_task(event.wait()) for event in self._asked.values()]
+        _, pending = await asyncio.wait(waits, timeout=FIRST_S)
+        for task in pending:
+            task.cancel()
         return self
 
     async def __aexit__(
@@ -100,6 +107,7 @@ class LiveStatuses:
                 body = json.loads(found.value) if found is not None else None
             except (ConsulError, TimeoutError, ValueError):
                 self._latest.pop(region, None)
+                self._asked[region].set()
                 index = 0
                 await self._clock.sleep(PAUSE_S)
                 continue
@@ -107,8 +115,10 @@ class LiveStatuses:
             index = page.index if page.index >= index else 0
             if isinstance(body, dict):
                 self._latest[region] = body
+                self._asked[region].set()
             else:
                 self._latest.pop(region, None)
+                self._asked[region].set()
                 await self._clock.sleep(PAUSE_S)
 
     async def retries(self, service: str) -> int | None:

@@ -22,7 +22,8 @@ from mesh.xds.names import SESSION_HEADER
 
 LONGEST_S = 3600.0
 """No drill lasts longer; a generator that nobody stops ends by itself."""
-SESSIONS = 500
+SESSIONS = 10_000
+"""Distinct keys. Few would make the share per region a matter of luck: a session is a unit of its own."""
 STARTED = {"started": True}
 
 

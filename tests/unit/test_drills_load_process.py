@@ -10,7 +10,7 @@ from pathlib import Path
 from drills.history import Request
 from drills.live_load import LiveGenerator
 from drills.load import Sample
-from drills.load_process import SESSIONS, STARTED, LoadOrder, maker, to_request
+from drills.load_process import STARTED, LoadOrder, maker, to_request
 
 ORDER = LoadOrder("out", {"a": "https://a"}, "ca.pem", "chat", 200.0, 0.1, 0.5, 4, 12, 15.0, 7, "drill-1")
 
@@ -21,7 +21,7 @@ def test_the_same_seed_gives_the_same_requests_in_the_asked_shares() -> None:
     assert made == [again(n) for n in range(4000)]
     assert 0.08 < sum(r.stream for r in made) / 4000 < 0.12
     assert 0.47 < sum(bool(r.session) for r in made) / 4000 < 0.53
-    assert 0.9 * SESSIONS < len({r.session for r in made if r.session}) <= SESSIONS
+    assert len({r.session for r in made if r.session}) > 1500
     other = maker(replace(ORDER, seed=8))
     assert [other(n) for n in range(100)] != made[:100]
 
