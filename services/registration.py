@@ -64,12 +64,13 @@ def same(seen: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
 
 async def quiet(how: Drain, in_flight: Callable[[], int], clock: Clock) -> int:
     """Wait until nothing was in flight for the settle time, or the deadline. Returns what is left."""
-    busy = clock.monotonic()
-    end = busy + how.deadline_s
-    while (now := clock.monotonic()) < end and (in_flight() or now - busy < how.settle_s):
+    end = clock.monotonic() + how.deadline_s
+    idle_since: float | None = None
+    while (now := clock.monotonic()) < end:
+        idle_since = None if in_flight() else now if idle_since is None else idle_since
+        if idle_since is not None and now - idle_since >= how.settle_s:
+            break
         await clock.sleep(min(QUIET_POLL_S, end - now))
-        if in_flight():
-            busy = clock.monotonic()
     if left := in_flight():
         log.warning("drain deadline passed with %d requests in flight", left)
     return in_flight()
