@@ -33,6 +33,12 @@ class Listener:
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port, backlog=BACKLOG).start()
 
+    @property
+    def port(self) -> int:
+        """The port that is listened on: another than asked for when that was 0."""
+        bound = self._runner.addresses if self._runner is not None else []
+        return int(bound[0][1]) if bound else self._port
+
     async def stop(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
