@@ -149,7 +149,6 @@ async def _coloured(http, wanted: str) -> bool:
 
 def test_an_instance_that_drains_behind_a_gateway_gets_nothing_new_and_ends_its_streams(folder: Path) -> None:
     """Pain 10. The ingress holds connections through the gateway to it; EDS alone would not move them."""
-    leaving = "127.103.2.10"
 
     async def story() -> None:
         release, asked = asyncio.Event(), set()
@@ -166,8 +165,8 @@ def test_an_instance_that_drains_behind_a_gateway_gets_nothing_new_and_ends_its_
 
         snap = replace(pairs(), plans={"chat": plan("chat", (US, STABLE, FULL))})
         async with running(folder, snap, handler) as (mesh, http):
-            streams = [await http.get(f"{URL}?wait=1") for _ in range(40)]
-            assert leaving in asked
+            streams = [await http.get(f"{URL}?wait=1") for _ in range(4)]
+            [leaving] = asked  # few enough for one connection, and it has room for more
             ends = tuple(
                 replace(e, health=Health.DRAINING) if e.address == leaving else e
                 for e in mesh.snapshot.endpoints
