@@ -22,6 +22,8 @@ META_TLS_SDS, META_HTTP_PORT = "tls_sds_path", "http_port"
 
 LOCAL_APP_IDLE_S = 30.0
 
+Parts = tuple[Resource, ...]
+
 
 class NotReady(SnapshotError):
     """Something this proxy cannot live without (roots, its leaf, its service) is not known yet."""
@@ -29,7 +31,13 @@ class NotReady(SnapshotError):
 
 def build(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
     """Everything `proxy` is to have. Raises NotReady, SnapshotError, DanglingReference: keep the old set."""
-    result = _BUILDERS[proxy.kind](snapshot, proxy)
+    return _checked(_BUILDERS[proxy.kind](snapshot, proxy))
+
+
+@lru_cache(maxsize=64)
+def _checked(parts: tuple[Resource, ...]) -> ResourceSet:
+    """Proxies that are to have the same things have the same set, put together and checked once."""
+    result = gather(parts)
     result.check()
     return result
 
@@ -65,14 +73,14 @@ def _live(ends: _Same) -> Mapping[tuple[str, str], frozenset[str]]:
     return {key: frozenset(regions) for key, regions in found.items()}
 
 
-def _ingress(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
+def _ingress(snapshot: MeshSnapshot, proxy: Proxy) -> Parts:
     domain = _trust_domain(snapshot, proxy)
     shared = _ingress_shared(
         _Same(snapshot.endpoints), _Same(snapshot.gateways), _Same(snapshot.regions), snapshot.region,
         (snapshot.services, domain),
     )  # fmt: skip
     doors = _doors(snapshot, proxy)
-    return gather((*shared, *doors, _routes(snapshot), *_secrets(snapshot, proxy)))
+    return (*shared, *doors, _routes(snapshot), *_secrets(snapshot, proxy))
 
 
 @lru_cache(maxsize=8)
@@ -124,7 +132,7 @@ def _routes(snapshot: MeshSnapshot) -> Resource:
     return routes.route_config(tuple(rows))
 
 
-def _sidecar(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
+def _sidecar(snapshot: MeshSnapshot, proxy: Proxy) -> Parts:
     domain = _trust_domain(snapshot, proxy)
     spec = snapshot.service(proxy.service)
     if spec is None:
@@ -134,17 +142,15 @@ def _sidecar(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
         (e.address, e.port) == (proxy.address, proxy.port) and e.health is Health.DRAINING
         for e in _group(snapshot, proxy.service, proxy.stage)
     )
-    return gather(
-        (
-            clusters.local_app(proxy.local_address, proxy.local_port, LOCAL_APP_IDLE_S),
-            listeners.sidecar(proxy.address, proxy.port, spec.health_path, domain, draining=draining),
-            inbound.route_config(spec, colour, snapshot.intentions, domain),
-            *_secrets(snapshot, proxy),
-        )
+    return (
+        clusters.local_app(proxy.local_address, proxy.local_port, LOCAL_APP_IDLE_S),
+        listeners.sidecar(proxy.address, proxy.port, spec.health_path, domain, draining=draining),
+        inbound.route_config(spec, colour, snapshot.intentions, domain),
+        *_secrets(snapshot, proxy),
     )
 
 
-def _mesh_gateway(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
+def _mesh_gateway(snapshot: MeshSnapshot, proxy: Proxy) -> Parts:
     domain = _trust_domain(snapshot, proxy)
     here = snapshot.region
     subsets = tuple((spec.name, stage) for spec in snapshot.services for stage in routes.STAGES)
@@ -156,7 +162,7 @@ def _mesh_gateway(snapshot: MeshSnapshot, proxy: Proxy) -> ResourceSet:
             parts.append(clusters.gateway_cluster(spec, here, stage, domain))
             parts.append(endpoints.gateway_assignment(name, group))
     door = listeners.mesh_gateway(proxy.address, proxy.port, here, subsets, domain)
-    return gather((*parts, door, *_secrets(snapshot, proxy)))
+    return (*parts, door, *_secrets(snapshot, proxy))
 
 
 def _group(snapshot: MeshSnapshot, service: str, stage: str) -> tuple[Endpoint, ...]:
@@ -178,6 +184,6 @@ def _secrets(snapshot: MeshSnapshot, proxy: Proxy) -> tuple[Resource, ...]:
     return secrets.leaf(leaf), secrets.roots(snapshot.roots)
 
 
-_BUILDERS: Mapping[ProxyKind, Callable[[MeshSnapshot, Proxy], ResourceSet]] = MappingProxyType(
+_BUILDERS: Mapping[ProxyKind, Callable[[MeshSnapshot, Proxy], Parts]] = MappingProxyType(
     {ProxyKind.INGRESS: _ingress, ProxyKind.SIDECAR: _sidecar, ProxyKind.MESH_GATEWAY: _mesh_gateway}
 )

@@ -52,6 +52,7 @@ def dyed(slices: Shares, stage: str, live: frozenset[str]) -> Shares:
     return tuple(Slice(region, stage, weight) for region, weight in weights.items())
 
 
+@lru_cache(maxsize=64)
 def route_config(
     services: tuple[tuple[ServiceSpec, Shares, tuple[tuple[str, Shares], ...]], ...],
 ) -> Resource:
