@@ -5,6 +5,9 @@ Law: parses, hands over, prints. The room's own parts are imported inside, so th
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +71,18 @@ def up(
         raise typer.Exit(int(Exit.INTERRUPTED)) from None
     table().print(where(world))
     console.print(f"ready. Try: weir status; CA for clients: {world.ca_file}", soft_wrap=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is taken like Ctrl-C (what was started is stopped again); both end with exit code 130."""
+    old = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(int(Exit.INTERRUPTED)) from None
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 def _names(text: str) -> tuple[str, ...] | None:

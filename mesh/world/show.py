@@ -10,13 +10,14 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from mesh.world.world import World
 
 
 def view(body: Mapping[str, Any]) -> RenderableType:
     """Tables of regions and of traffic."""
-    return Group(_regions(body["regions"]), "", *(_traffic(n, t) for n, t in body["traffic"].items()))
+    return Group(_regions(body["regions"]), *(_traffic(n, t) for n, t in body["traffic"].items()))
 
 
 def _regions(regions: Mapping[str, Any]) -> Table:
@@ -43,11 +44,10 @@ def _note(row: Mapping[str, Any]) -> str:
     return "; ".join([*([row["error"]] if row["error"] else []), *odd])
 
 
-def _traffic(service: str, body: Mapping[str, Any]) -> Table:
+def _traffic(service: str, body: Mapping[str, Any]) -> RenderableType:
     observed = body["observed"]
     title = ", ".join(part for part in (_head(service, body), _seen(observed), _gone(body)) if part)
     table = Table("region", "share", "observed", "applied", "proxies", "refusal", box=None)
-    table.title, table.title_justify = title, "left"
     for name, row in body["per_region"].items():
         table.add_row(
             name,
@@ -57,7 +57,7 @@ def _traffic(service: str, body: Mapping[str, Any]) -> Table:
             f"{row['acknowledged']}/{row['connected']}",
             row["refusal"] or "",
         )
-    return table
+    return Group("", Text(title, overflow="fold"), table)
 
 
 def _head(service: str, body: Mapping[str, Any]) -> str:

@@ -78,6 +78,10 @@ class Supervisor:
     def _all(self) -> list[Child]:
         return list(self._children.values())
 
+    @property
+    def _running(self) -> bool:
+        return all(child.status.state is State.READY for child in self._all)
+
     def _leans_on(self, plan: ProcessPlan) -> tuple[asyncio.Event, ...]:
         return tuple(
             self._registered if name == REGISTERED else self._children[name].once_ready for name in plan.after
@@ -105,9 +109,8 @@ class Supervisor:
     async def _look(self) -> None:
         """Tell `on_ready` when the region as a whole becomes ready or stops being so."""
         while True:
-            running = all(child.status.state is State.READY for child in self._all)
             # Instances may flap while a drill breaks them; ready means: it came up, and everything runs.
-            ready = running and (self._ready or await self._desk.healthy())
+            ready = self._running and (self._ready or await self._desk.healthy())
             if ready != self._ready:
                 self._ready = ready
                 self._on_ready(ready)
@@ -137,7 +140,9 @@ class Supervisor:
 
     def _status(self) -> dict[str, Any]:
         processes = {name: asdict(child.status) for name, child in self._children.items()}
-        return {"ready": self._ready, "trouble": self._trouble, "processes": processes}
+        # `_look` is a moment behind: right after a hold the region must not be called ready.
+        ready = self._ready and self._running
+        return {"ready": ready, "trouble": self._trouble, "processes": processes}
 
     def _chosen(self, request: Mapping[str, Any]) -> list[Child]:
         name = str(request.get("process", ""))
