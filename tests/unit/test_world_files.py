@@ -168,8 +168,9 @@ def test_a_key_that_is_not_the_certificates(tmp_path: Path) -> None:
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sockets' folder of the world under test; the real choice would stand in /tmp and outlive the test."""
     folder = tmp_path / "run"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setattr(create, "runtime_folder", lambda *_: folder)
     return folder
 
 
