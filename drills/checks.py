@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from drills.dye import dye
 from drills.history import History, Mark, Request
-from drills.measure import fault_window, longest_gap_s, reaction, recovery_s, success_rate
+from drills.measure import NoRecovery, fault_window, reaction, recovery, success_rate
 from drills.model import Expect, Expectation, Judgement, Scenario, Verdict, worst
 
 MIN_DYED = 1_000
@@ -97,21 +97,13 @@ def _streams_cut(history: History, scenario: Scenario, limit: float) -> Answer:
 
 
 def _recovery(history: History, scenario: Scenario, limit: float) -> Answer:
-    window = fault_window(history)
-    if window is None:
-        return (None, Verdict.UNKNOWN, "nothing was injected")
-    took = recovery_s(history)
-    if took is not None:
-        told = (
-            "no failure after the injection"
-            if took == 0
-            else f"the last bad 100 ms ended {took:.2f} s after it"
-        )
-        return _at_most(took, limit, told, told)
-    gap = longest_gap_s([r for r in history.requests if window[0] <= r.sent_s < window[1]])
-    if gap > 1.0:
-        return (None, Verdict.UNKNOWN, "the load had a hole of more than a second under the fault")
-    return (None, Verdict.FAIL, "requests still failed in the last second before the healing")
+    took = recovery(history)
+    if isinstance(took, NoRecovery):
+        return (None, Verdict.FAIL if took is NoRecovery.NEVER else Verdict.UNKNOWN, took.value)
+    told = (
+        "no failure after the injection" if took == 0 else f"the last bad 100 ms ended {took:.2f} s after it"
+    )
+    return _at_most(took, limit, told, told)
 
 
 def _dye(history: History, scenario: Scenario, limit: float) -> Answer:

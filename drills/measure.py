@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 
 from drills.history import History, Mark, Request, StatusSeen
@@ -81,23 +82,41 @@ def fault_window(history: History) -> tuple[float, float] | None:
     return (start, end)
 
 
-def recovery_s(history: History, good: float = GOOD) -> float | None:
+class NoRecovery(StrEnum):
+    """Why there is no recovery time."""
+
+    NOTHING_INJECTED = "nothing was injected"
+    LOAD_HOLE = "the load had a hole of more than a second under the fault"
+    NEVER = "requests still failed in the last second before the healing"
+
+
+def recovery(history: History, good: float = GOOD) -> float | NoRecovery:
     """Seconds from the injection until every bucket of 100 ms up to the healing is good; 0.0 if all are.
 
     At a few hundred requests per second one failure makes a bucket bad, so this is the moment of the
-    last failure: strict on purpose. None when the last second before the healing shows no recovery,
-    or when there was no load to see it by.
+    last failure: strict on purpose. Without load that shows it, or without recovery, the reason.
     """
     window = fault_window(history)
     if window is None:
-        return None
+        return NoRecovery.NOTHING_INJECTED
     start, end = window
     seen = between(history.requests, start - BUCKET_S, end)
     if not seen or longest_gap_s(seen) > MAX_GAP_S or end - max(r.due_s for r in seen) > MAX_GAP_S:
-        return None
+        return NoRecovery.LOAD_HOLE
     bad = [b.at_s + BUCKET_S for b in buckets(seen, BUCKET_S) if b.success is not None and b.success < good]
     last = max(bad, default=start)
-    return None if end - last < min(1.0, (end - start) / 2) else max(0.0, last - start)
+    return NoRecovery.NEVER if end - last < min(1.0, (end - start) / 2) else max(0.0, last - start)
+
+
+def recovery_s(history: History) -> float | None:
+    """`recovery` as a number, None when there is none."""
+    found = recovery(history)
+    return None if isinstance(found, NoRecovery) else found
+
+
+def lag_s(requests: Sequence[Request]) -> float:
+    """By how much the generator was late at worst. Much of it means: this machine was short of CPU."""
+    return max((r.sent_s - r.due_s for r in requests), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

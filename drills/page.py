@@ -15,11 +15,13 @@ from drills.chart import draw
 from drills.checks import failures
 from drills.dye import DyeReport
 from drills.history import Request
-from drills.measure import percentile, success_rate
+from drills.measure import lag_s, percentile, success_rate
 from drills.model import Expect, Judgement
 from drills.report import SHOWN_FAILURES, Report, failed, iso, retried
 
 DASH = "–"
+LATE_S = 0.25
+"""A generator later than this is worth a word: latencies are then partly this machine's."""
 
 
 def render(report: Report) -> str:
@@ -50,6 +52,7 @@ def render(report: Report) -> str:
         windows=_windows(report.dye),
         failed=[_failure(r, zero) for r in lost[:SHOWN_FAILURES]],
         more=len(lost) if len(lost) > SHOWN_FAILURES else 0,
+        lag=seconds(lag_s(report.history.requests)) if lag_s(report.history.requests) > LATE_S else "",
         causes=", ".join(f"{n} × {why}" for why, n in failures(lost).items()) + ".",
     )
 

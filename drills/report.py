@@ -14,7 +14,7 @@ from typing import Any
 from drills.checks import failures, judge, verdict
 from drills.dye import DyeReport, dye
 from drills.history import History, Request
-from drills.measure import Reaction, percentile, reaction, recovery_s, success_rate
+from drills.measure import Reaction, lag_s, percentile, reaction, recovery_s, success_rate
 from drills.model import Judgement, Scenario, Verdict
 from drills.outcome import Outcome
 from drills.timeline import Timeline, timeline
@@ -109,6 +109,7 @@ def to_json(report: Report, path: str) -> dict[str, Any]:
         "report": path,
         "reason": report.reason,
         "recovery_s": _rounded(report.recovery_s),
+        "load_lag_s": _rounded(lag_s(requests)),
         "latency_ms": _latency(requests),
         **_circumstances(report),
         **_evidence(report),

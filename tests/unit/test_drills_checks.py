@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drills import checks
@@ -202,6 +202,7 @@ requests = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(requests, st.floats(0, 20))
 def test_one_more_failure_never_raises_the_rate(load: list[Request], at: float) -> None:
     before, after = success_rate(load), success_rate([*load, request(at, ok=False)])
@@ -210,6 +211,7 @@ def test_one_more_failure_never_raises_the_rate(load: list[Request], at: float) 
     assert 0 <= after < 1
 
 
+@settings(deadline=None, max_examples=50)
 @given(requests)
 def test_buckets_lose_and_invent_nothing(load: list[Request]) -> None:
     found = buckets(load, 0.1)
@@ -217,6 +219,7 @@ def test_buckets_lose_and_invent_nothing(load: list[Request]) -> None:
     assert sum(b.ok for b in found) == sum(r.ok for r in load)
 
 
+@settings(deadline=None, max_examples=50)
 @given(requests)
 def test_whatever_was_recorded_every_judge_answers(load: list[Request]) -> None:
     for kind in Expect:
@@ -225,6 +228,7 @@ def test_whatever_was_recorded_every_judge_answers(load: list[Request]) -> None:
         assert load or found.verdict is not Verdict.PASS
 
 
+@settings(deadline=None, max_examples=50)
 @given(requests, st.floats(0, 10))
 def test_a_failure_under_the_fault_never_shortens_the_recovery(load: list[Request], at: float) -> None:
     before = recovery_s(history([*load, *steady(0, 20)]))
@@ -232,6 +236,7 @@ def test_a_failure_under_the_fault_never_shortens_the_recovery(load: list[Reques
     assert after is None or (before is not None and after >= before)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from(list(Verdict))))
 def test_the_worst_verdict_wins_and_nothing_judged_is_unknown(found: list[Verdict]) -> None:
     result = worst(found)
