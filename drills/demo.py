@@ -7,6 +7,7 @@ folder of its own; everything is stopped and removed in the end, whatever happen
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import tempfile
@@ -24,7 +25,6 @@ from drills.history import Request, StatusSeen
 from drills.live import open_doors
 from drills.live_load import LiveGenerator
 from drills.model import Load
-from drills.store import JSON_NAME
 from drills.talk import Talk
 from mesh.clock import SystemClock
 from mesh.consul import keys
@@ -86,7 +86,7 @@ def _story(folder: Path, instances: int | None, console: Console) -> dict[str, A
         made, body = asyncio.run(
             session.run(world, session.Ask("region-loss", DRILL, command="weir demo"), progress)
         )
-    return body | {"report": str(_keep(Path(body["report"]), made.facts.id))}
+    return _keep(body, made.facts.id)
 
 
 async def _canary(world: World) -> Canary:
@@ -144,18 +144,20 @@ def _tell_canary(seen: Canary, console: Console) -> None:
         if seen.first_s is None
         else f"the first request {seen.first_s * 1000:.0f} ms after the write"
     )
-    console.print(f"after:  {first}, all three regions applied it after {seen.applied_s * 1000:.0f} ms")
+    applied = f"every region's proxies acknowledged it after {seen.applied_s * 1000:.0f} ms"
+    console.print(f"after:  {first}; {applied}", soft_wrap=True)
     share = "nothing" if seen.share is None else f"{seen.share:.1%}"
     console.print(f"        {share} of {seen.requests} requests went to the canary ({WEIGHT:.0%} wanted)")
 
 
-def _keep(page: Path, drill: str) -> Path:
-    """Copy page and JSON out of the demo's world; returns the page's new path."""
+def _keep(body: dict[str, Any], drill: str) -> dict[str, Any]:
+    """Copy page and JSON out of the demo's world; returns the JSON with the page's new path."""
     REPORTS.mkdir(exist_ok=True)
-    kept = REPORTS / f"{drill}.html"
-    shutil.copyfile(page, kept)
-    shutil.copyfile(page.parent / JSON_NAME, kept.with_suffix(".json"))
-    return kept.absolute()
+    page = (REPORTS / f"{drill}.html").absolute()
+    shutil.copyfile(body["report"], page)
+    kept = body | {"report": str(page)}
+    page.with_suffix(".json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return kept
 
 
 def _ending(body: dict[str, Any], as_json: bool) -> None:
