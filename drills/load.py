@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 
+from drills.load_gate import Gate
 from mesh.clock import Clock, SystemClock
 from mesh.xds.names import METADATA_HEADER
 
 ATTEMPTS_HEADER = "x-envoy-attempt-count"
 DONE = b"[DONE]"
+KEEP_ALIVE_S = 3600.0
 _KEEP = 64
 """Bytes of a stream's end that are kept, to look for its proper close."""
 
@@ -119,13 +122,23 @@ async def _sender(
     stack: AsyncExitStack, url: str, ca_file: Path | str | None, timeout_s: float, clock: Clock
 ) -> _Sender:
     tls: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(ca_file)) if ca_file else True
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(_connected)
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=tls),
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        # The gate counts on it that an idle connection stays: servers close them, we don't.
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None),
+        trace_configs=[trace],
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
     )
-    return _Sender(url.rstrip("/"), await stack.enter_async_context(session), clock)
+    return _Sender(url.rstrip("/"), await stack.enter_async_context(session), clock, timeout_s)
+
+
+async def _connected(
+    _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceConnectionCreateEndParams
+) -> None:
+    context.trace_request_ctx.connected()
 
 
 class _Answer:
@@ -139,14 +152,16 @@ class _Answer:
 class _Sender:
     """Requests to one base URL over keep-alive connections."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, clock: Clock) -> None:
-        self._url, self._session, self._clock = url, session, clock
+    def __init__(self, url: str, session: aiohttp.ClientSession, clock: Clock, timeout_s: float) -> None:
+        self._url, self._session, self._clock, self._timeout_s = url, session, clock, timeout_s
+        self._gate = Gate()
         self._offset = clock.time() - clock.monotonic()
 
     async def send(self, index: int, request: Request, due: float, record: Callable[[Sample], None]) -> None:
         sent, answer, error = self._clock.monotonic(), _Answer(), ""
         try:
-            await self._exchange(request, answer)
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(request, answer)
         except TimeoutError:
             error = "timeout"
         except (aiohttp.ClientError, OSError) as failure:
@@ -154,18 +169,23 @@ class _Sender:
         record(self._sample(index, request, due, sent, answer, error))
 
     async def _exchange(self, request: Request, answer: _Answer) -> None:
-        method = "GET" if request.body is None else "POST"
-        async with self._session.request(
-            method,
-            self._url + request.path,
-            data=request.body,
-            headers=request.headers,
-            allow_redirects=False,  # one request, one record
-        ) as response:
-            answer.status, answer.headers = response.status, response.headers
-            async for chunk in response.content.iter_any():
-                answer.first = answer.first or self._clock.monotonic()
-                answer.tail = (answer.tail + chunk)[-_KEEP:]
+        ticket, reusable = await self._gate.enter(), False
+        try:
+            async with self._session.request(
+                "GET" if request.body is None else "POST",
+                self._url + request.path,
+                data=request.body,
+                headers=request.headers,
+                allow_redirects=False,  # one request, one record
+                trace_request_ctx=ticket,
+            ) as response:
+                answer.status, answer.headers = response.status, response.headers
+                async for chunk in response.content.iter_any():
+                    answer.first = answer.first or self._clock.monotonic()
+                    answer.tail = (answer.tail + chunk)[-_KEEP:]
+            reusable = answer.headers.get("Connection", "").lower() != "close"
+        finally:
+            ticket.leave(reusable=reusable)
 
     def _sample(
         self, index: int, request: Request, due: float, sent: float, answer: _Answer, error: str

@@ -18,6 +18,7 @@ import trustme
 from aiohttp import web
 
 from drills.load import Request, Sample, dye, open_loop
+from drills.load_gate import OPENING
 from mesh.xds.names import METADATA_HEADER
 
 HOST = "127.102.71.1"
@@ -175,6 +176,45 @@ def test_an_answer_that_never_comes_ends_at_the_deadline() -> None:
     (found,) = run(load(never, get, timeout_s=0.2))
     assert (found.ok, found.status, found.error, found.first_byte_s) == (False, 0, "timeout", 0.0)
     assert found.latency_s >= 0.2
+
+
+def test_a_server_that_never_finishes_a_handshake_is_not_buried_under_new_ones(tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca"))
+    now_open = most = 0
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal now_open, most
+        now_open += 1
+        most = max(most, now_open)
+        try:
+            while await reader.read(4096):
+                pass
+        finally:
+            now_open -= 1
+            writer.close()
+
+    async def buried() -> list[Sample]:
+        async with await asyncio.start_server(mute, HOST, 0) as listening:
+            url = f"https://{HOST}:{listening.sockets[0].getsockname()[1]}"
+            return await open_loop([url], 400, 0.2, ca_file=tmp_path / "ca", make_request=get, timeout_s=0.7)
+
+    found = run(buried())
+    assert len(found) == 80
+    assert {s.error for s in found} == {"timeout"}
+    # Twice, since a server may notice the end of one connection after its successor has come.
+    assert most <= 2 * OPENING < 80
+
+
+def test_connections_are_kept_and_used_again() -> None:
+    peers = set()
+
+    async def remembered(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peers.add(request.transport.get_extra_info("peername"))
+        return await fine(request)
+
+    assert all(s.ok for s in run(load(remembered, get, 100)))
+    assert len(peers) <= OPENING
 
 
 def test_nobody_there_is_recorded_too() -> None:
