@@ -209,8 +209,9 @@ class Process:
 
     def _version(self) -> str:
         """Fingerprint of the routes that every ingress of this region should have (they are all alike)."""
+        proxies = self.plane.proxies()  # newer than the sets: a proxy may have left since the last tick
         for proxy_id, made in self.plane.sets.items():
-            if self.plane.proxies()[proxy_id].kind is ProxyKind.INGRESS:
+            if proxy_id in proxies and proxies[proxy_id].kind is ProxyKind.INGRESS:
                 return fingerprint(made.of(names.ROUTE)) or ""
         return ""
 

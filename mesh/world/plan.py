@@ -204,8 +204,9 @@ def _envoy(
             # Hot restart leaves shared memory in /dev/shm after a SIGKILL, and nothing here uses it.
             "--disable-hot-restart",
             *("--log-level", "warning"),
-            *("--drain-time-s", "2"),
-            *("--parent-shutdown-time-s", "3"),
+            # A listener chain that changes drains for this long; token streams on it may well last minutes.
+            *("--drain-time-s", "600"),
+            *("--drain-strategy", "immediate"),
         ),
         env=_env(paths, proxy.process),
         ready=Probe(ProbeKind.HTTP, f"http://{proxy.host}:{ADMIN}/ready"),

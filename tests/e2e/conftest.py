@@ -6,6 +6,7 @@ Law: started once per session, taken down at its end whatever happened; a test l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,8 +16,9 @@ from tests.e2e.mesh_world import MeshWorld, brought_up
 
 @pytest.fixture(scope="session")
 def three_regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshWorld]:
-    """Three regions with two stable instances and a canary each, 127.120.r.x."""
-    with brought_up(tmp_path_factory.mktemp("mesh") / ".weir", "--subnet", "120") as world:
+    """Three regions, each with two stable instances and a canary; WEIR_TEST_SUBNET picks 127.N.r.x."""
+    number = os.environ.get("WEIR_TEST_SUBNET", "120")
+    with brought_up(tmp_path_factory.mktemp("mesh") / ".weir", "--subnet", number) as world:
         yield world
 
 
