@@ -93,7 +93,7 @@ class StatusSeen:
 
     @staticmethod
     def from_document(document: Mapping[str, Any], at_s: float) -> StatusSeen:
-        """From the JSON of docs/contracts.md. Missing parts are "not known"; ValueError on nonsense."""
+        """From the JSON of docs/architecture.md. Missing parts are "not known"; ValueError on nonsense."""
         try:
             slices = [(str(r), str(s), float(w)) for r, s, w in document.get("slices") or ()]
             times = document.get("times") or {}
@@ -110,7 +110,7 @@ class StatusSeen:
                 canary=None if canary is None else float(canary),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"status document is not as docs/contracts.md says: {error!r}") from error
+            raise ValueError(f"status document is not as docs/architecture.md says: {error!r}") from error
 
 
 def _shares(slices: Iterable[tuple[str, str, float]]) -> Mapping[tuple[str, str], float]:

@@ -27,7 +27,7 @@ MIN_PYTHON = (3, 11)
 LOW_DISK_MB, NO_DISK_MB = 2000, 300
 # Three regions with their Envoys stay far below; a thousand stub clients of a bench do not.
 MIN_OPEN_FILES = 4096
-# First, middle and last world a machine can hold (docs/contracts.md, loopback addresses).
+# First, middle and last world a machine can hold (docs/architecture.md, loopback addresses).
 LOOPBACKS = ("127.20.1.1", "127.135.1.1", "127.250.1.1")
 REQUIRED = ("consul", "envoy")
 TRY_TIMEOUT_S = 20.0

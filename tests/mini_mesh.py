@@ -1,7 +1,7 @@
 """A few real Envoys fed by the real ADS server, without Consul: the stage for tests of the builders.
 
 Law: everything (processes, sockets, addresses, files) belongs to one MiniMesh and is gone when its context
-ends. Addresses are 127.103.<region index>.<x> as in docs/contracts.md. Facts enter as a MeshSnapshot; the
+ends. Addresses are 127.103.<region index>.<x> as in docs/architecture.md. Facts enter as a MeshSnapshot; the
 test changes them with `update` and waits for what it can observe, never for time.
 """
 

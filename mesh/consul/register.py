@@ -1,4 +1,4 @@
-"""Bodies of service registrations, exactly as docs/contracts.md has them.
+"""Bodies of service registrations, exactly as docs/architecture.md has them.
 
 Law: pure. The secret that a proxy shows to the control plane never enters Consul, only its sha256.
 

@@ -1,6 +1,6 @@
 """The address plan of a local world: which part of which region listens where.
 
-Law: pure arithmetic over docs/contracts.md ("One region on this machine"). No socket is opened here.
+Law: pure arithmetic over docs/architecture.md ("One region on this machine"). No socket is opened here.
 """
 
 from __future__ import annotations

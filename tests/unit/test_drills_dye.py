@@ -106,7 +106,7 @@ def test_too_few_requests_are_unknown_and_answers_without_dye_are_counted_apart(
 
 
 def test_a_document_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"contracts\.md"):
+    with pytest.raises(ValueError, match=r"architecture\.md"):
         StatusSeen.from_document({"slices": []}, 0.0)
     slices = [["a", "stable", 1], ["b", "stable", 3], ["a", "stable", 4]]
     seen = StatusSeen.from_document({"region": "a", "slices": slices}, 1.0)
