@@ -18,7 +18,7 @@ from typing import TypeVar
 import psutil
 
 from drills.doors import Doors, ProcessSeen
-from drills.live_mesh import LiveOrders, LiveStatuses
+from drills.live_mesh import ROLE, LiveOrders, LiveStatuses
 from drills.live_packets import LivePackets
 from mesh.clock import Clock
 from mesh.consul.client import Consul
@@ -130,7 +130,8 @@ async def open_doors(world: World, service: str, clock: Clock, rng: Random) -> A
     async with AsyncExitStack() as stack:
         agents: dict[str, Consul] = {}
         for region in world.regions.names:
-            client = Consul(world.address(region).consul_http, world.token, clock=clock, rng=rng)
+            address, token = world.address(region).consul_http, world.token_of(ROLE)
+            client = Consul(address, token, clock=clock, rng=rng)
             agents[region] = await stack.enter_async_context(client)
         statuses = await stack.enter_async_context(LiveStatuses(world, agents, service, clock))
         yield Doors(

@@ -24,6 +24,9 @@ from mesh.traffic.proposal import Change
 from mesh.world.traffic_hand import hand
 from mesh.world.world import World
 
+ROLE = "drill"
+"""Role of mesh.consul.acl whose token a drill uses: moves traffic and keeps history, changes no intention."""
+
 WAIT_S = 5.0
 PAUSE_S = 0.25
 FIRST_S = 2.0
@@ -38,11 +41,11 @@ class LiveOrders:
         self._world, self._agents = world, agents
 
     async def evacuate(self, service: str, region: str, why: str) -> None:
-        async with hand(self._world, self._elsewhere(region)) as found:
+        async with hand(self._world, self._elsewhere(region), ROLE) as found:
             await found.traffic.commit(await found.traffic.evacuate(service, region), self._change(why))
 
     async def restore(self, service: str, region: str, why: str) -> None:
-        async with hand(self._world, self._elsewhere(region)) as found:
+        async with hand(self._world, self._elsewhere(region), ROLE) as found:
             if region not in (await found.traffic.outlook(service)).evacuated:
                 return
             await found.traffic.commit(await found.traffic.restore(service, region), self._change(why))

@@ -23,6 +23,7 @@ from drills.doors import Doors
 from drills.faults.table import build
 from drills.live import open_doors
 from drills.live_load import LiveGenerator
+from drills.live_mesh import ROLE
 from drills.locking import one_drill, who
 from drills.model import Scenario
 from drills.pace import Progress, Stop
@@ -139,7 +140,8 @@ async def _agents(world: World, clock: Clock) -> AsyncIterator[dict[str, Consul]
     async with AsyncExitStack() as stack:
         agents: dict[str, Consul] = {}
         for region in world.running:
-            client = Consul(world.address(region).consul_http, world.token, clock=clock, rng=Random())  # noqa: S311
+            address, token = world.address(region).consul_http, world.token_of(ROLE)
+            client = Consul(address, token, clock=clock, rng=Random())  # noqa: S311
             agents[region] = await stack.enter_async_context(client)
         yield agents
 

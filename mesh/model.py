@@ -149,7 +149,7 @@ class ServiceSpec:
 
     idle_timeout_s: a stream with no byte for this long is cut (never a total limit: token streams are long).
     first_byte_timeout_s: no response byte within this time counts as a failed try and may be retried.
-    capacity_rps: requests per second that a healthy instance is declared to carry (checked by `traffic shift`).
+    capacity_rps: requests per second that a healthy instance is declared to carry (see mesh.traffic.safety).
     dye_header: whether `x-weir-dye` may pin a tester to a stage.
     """
 

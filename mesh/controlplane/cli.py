@@ -25,6 +25,7 @@ def control_plane(
     regions_dir: Annotated[Path, typer.Option(help="Folder of region files.")] = Path("regions"),
     services_dir: Annotated[Path, typer.Option(help="Folder of service files.")] = Path("services/catalog"),
     http: Annotated[str, typer.Option(help="host:port of /metrics, /healthz, /state.")] = "127.0.0.1:9102",
+    source_address: Annotated[str, typer.Option(help="Send probes of other regions from this address.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Serve until SIGTERM. The Consul token comes from CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE."""
@@ -43,4 +44,5 @@ def control_plane(
     # What was made at start stays; without it in every full collection the collector's pauses are short.
     gc.collect()
     gc.freeze()
-    asyncio.run(serve(Settings(region, consul, regions_dir, services_dir, ads_socket, http), os.environ))
+    settings = Settings(region, consul, regions_dir, services_dir, ads_socket, http, source_address)
+    asyncio.run(serve(settings, os.environ))

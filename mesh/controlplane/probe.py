@@ -41,12 +41,13 @@ def context(roots: Roots, leaf: Leaf) -> ssl.SSLContext:
     return made
 
 
-async def knock(target: Target, tls: ssl.SSLContext, timeout_s: float = TIMEOUT_S) -> str:
-    """ "" when the handshake came through, else the reason in words."""
+async def knock(target: Target, tls: ssl.SSLContext, source: str = "", timeout_s: float = TIMEOUT_S) -> str:
+    """An empty text when the handshake came through, else the reason in words. source: address to bind."""
     try:
         async with asyncio.timeout(timeout_s):
+            local = (source, 0) if source else None
             _, writer = await asyncio.open_connection(
-                target.address, target.port, ssl=tls, server_hostname=target.sni
+                target.address, target.port, ssl=tls, server_hostname=target.sni, local_addr=local
             )
     except TimeoutError:
         return f"no handshake within {timeout_s:g} s"

@@ -52,10 +52,16 @@ class Prober:
     """states: verdict by region. `changed` hears which regions are down when that changes."""
 
     def __init__(
-        self, facts: Callable[[], Facts], changed: Callable[[frozenset[str]], None], clock: Clock, rng: Random
+        self,
+        facts: Callable[[], Facts],
+        changed: Callable[[frozenset[str]], None],
+        clock: Clock,
+        rng: Random,
+        source: str = "",
     ) -> None:
         self.states: dict[str, PathState] = {}
         self._facts, self._changed, self._clock, self._rng = facts, changed, clock, rng
+        self._source = source
         self._tls: tuple[Roots, Leaf, ssl.SSLContext] | None = None
 
     async def run(self) -> None:
@@ -71,7 +77,7 @@ class Prober:
         if tls is None:
             return
         wanted = targets(facts)
-        results = await asyncio.gather(*(probe.knock(t, tls) for t in wanted))
+        results = await asyncio.gather(*(probe.knock(t, tls, self._source) for t in wanted))
         before = self.down()
         for target, reason in zip(wanted, results, strict=True):
             old = self.states.get(target.region, PathState())

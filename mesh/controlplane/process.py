@@ -53,7 +53,11 @@ RETRY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `weir control-plane` is started with. http: host:port of the metrics page."""
+    """What `weir control-plane` is started with.
+
+    http: host:port of the metrics page. source_address: what probes of other regions are sent from; "" leaves
+    that to the kernel.
+    """
 
     region: str
     consul: str
@@ -61,6 +65,7 @@ class Settings:
     services_dir: Path
     ads_socket: str
     http: str
+    source_address: str = ""
 
 
 class Process:
@@ -85,7 +90,9 @@ class Process:
             authenticate=authenticator(self.plane.proxies),
             metrics=registry,
         )
-        self.prober = Prober(lambda: self.plane.inputs.facts, self.plane.down, clock, rng)
+        self.prober = Prober(
+            lambda: self.plane.inputs.facts, self.plane.down, clock, rng, settings.source_address
+        )
         self.reporter = Reporter(consul, self.plane, clock, self._views, self._version, self.prober.words)
         self.page = Page(settings.http, registry, self._lacking, self._state)
         self.sources: Sources | None = None

@@ -152,6 +152,7 @@ def _control_plane(spec: WorldSpec, paths: RegionLayout, programs: Programs) -> 
             *("--services-dir", spec.services_dir),
             *("--ads-socket", str(paths.ads_socket)),
             *("--http", f"{where.control_plane}:{CONTROL_PLANE_HTTP}"),
+            *("--source-address", where.control_plane),
         ),
         env=_env(paths, CONTROL_PLANE, _role(spec, paths, CONTROL_PLANE_ROLE)),
         ready=Probe(ProbeKind.HTTP, f"{where.control_plane_http}/healthz"),

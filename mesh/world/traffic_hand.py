@@ -31,8 +31,10 @@ class Hand:
 
 
 @asynccontextmanager
-async def hand(world: World, here: str = "") -> AsyncIterator[Hand]:
+async def hand(world: World, here: str = "", role: str = "operator") -> AsyncIterator[Hand]:
     """The hand, seated in region `here` if that answers, else in the first region that does.
+
+    role: of mesh.consul.acl, whose token is used when the world runs with ACLs.
 
     Raises WeirError when no region's Consul answers.
     """
@@ -40,7 +42,7 @@ async def hand(world: World, here: str = "") -> AsyncIterator[Hand]:
     async with AsyncExitStack() as stack:
         agents: dict[str, Consul] = {}
         for region in world.regions.names:
-            client = Consul(world.address(region).consul_http, world.token, clock=clock)
+            client = Consul(world.address(region).consul_http, world.token_of(role), clock=clock)
             agents[region] = await stack.enter_async_context(client)
         reasons = await asyncio.gather(*(_silent(agent) for agent in agents.values()))
         silent = {r: why for r, why in zip(agents, reasons, strict=True) if why}

@@ -21,7 +21,7 @@ class Exit(IntEnum):
 
 
 class WeirError(Exception):
-    """Something a person must hear about. `what` names the thing, `why` the reason, `way_out` the next step."""
+    """What a person must hear. `what` names the thing, `why` the reason, `way_out` the next step."""
 
     exit_code: Exit = Exit.FAILED
 

@@ -102,9 +102,9 @@ def test_the_worlds_primary_is_asked_when_no_agent_is_named(
         monkeypatch.delenv(name, raising=False)
     world = WorldLayout(tmp_path / ".weir", tmp_path / "run")
     world.folder.mkdir()
-    spec = WorldSpec(number=101, regions=load_regions(ROOT / "regions"), services_dir="")
+    spec = WorldSpec(number=101, regions=load_regions(ROOT / "regions"), services_dir="", acl=True)
     save_description(world, spec)
-    world.secrets.write_text(json.dumps(asdict(ConsulSecrets(gossip="g", management="of-the-world"))))
+    world.secrets.write_text(json.dumps(asdict(ConsulSecrets(gossip="g", management="m", roles={"operator": "of-the-world"}))))
     agent = intentions_cli._agent("")
     assert agent.address == spec.addresses("cn-north-1").consul_http
     assert agent._headers == {"X-Consul-Token": "of-the-world"}
