@@ -21,7 +21,10 @@ Step = Callable[[], Awaitable[None]]
 
 
 class Desk:
-    """first: steps to be done once after the first leader (ACLs, intentions), in order."""
+    """consul: for the first steps and for reading. gateways: for registering them, by service name: the agent
+    keeps a registration's token and goes on using it, so it must be the gateway's own.
+    first: steps to be done once after the first leader (ACLs, intentions), in order.
+    """
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class Desk:
         paths: RegionLayout,
         digests: Mapping[str, str],
         consul: Consul,
+        gateways: Mapping[str, Consul],
         first: tuple[Step, ...] = (),
     ) -> None:
         region, where = paths.name, spec.addresses(paths.name)
@@ -41,7 +45,7 @@ class Desk:
             ingress_id: ingress,
             mesh_id: register.mesh_gateway(region, where.mesh_gateway, MESH_GATEWAY, digests[mesh_id]),
         }
-        self._consul, self._probes = consul, Probes(consul)
+        self._consul, self._gateways, self._probes = consul, gateways, Probes(consul)
         self._left = list(first)
         self._expected = spec.total
 
@@ -52,14 +56,14 @@ class Desk:
             self._left.pop(0)
         # Always written: the registration that Consul kept from the last run names old tokens.
         for body in self._bodies.values():
-            await self._consul.register(body)
+            await self._gateways[body["Name"]].register(body)
 
     async def keep(self) -> None:
         """Register again what the agent has lost: data wiped, or a gateway forgotten after an hour down."""
         known = await self._consul.services()
         for id_, body in self._bodies.items():
             if id_ not in known:
-                await self._consul.register(body)
+                await self._gateways[body["Name"]].register(body)
 
     async def healthy(self) -> bool:
         """Whether every instance of the region passes its checks in Consul."""

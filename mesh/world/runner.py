@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import SystemRandom
 
@@ -28,6 +29,9 @@ from mesh.world.rights import first_steps
 from mesh.world.supervisor import Supervisor
 from mesh.world.world import World
 from regions.cli.errors import Refused, WeirError
+
+GATEWAY_ROLES = {"ingress-gateway": "ingress", "mesh-gateway": "mesh-gateway"}
+"""Consul service name of a gateway -> role (mesh.consul.acl) that registers it."""
 
 
 def run_region(folder: Path, region: str) -> None:
@@ -55,10 +59,16 @@ async def _supervise(
 ) -> None:
     clock, rng = SystemClock(), SystemRandom()
     address = world.address(paths.name).consul_http
-    async with Consul(address, world.secrets.management, clock=clock, rng=rng) as consul:
+    async with AsyncExitStack() as stack:
+
+        async def client(token: str) -> Consul:
+            return await stack.enter_async_context(Consul(address, token, clock=clock, rng=rng))
+
+        consul = await client(world.secrets.management)
+        gateways = {name: await client(world.token_of(role)) for name, role in GATEWAY_ROLES.items()}
         probes = Probes(consul)
         steps = first_steps(world, paths.name, consul)
-        desk = Desk(world.spec, paths, tokens.digests, consul, steps)
+        desk = Desk(world.spec, paths, tokens.digests, consul, gateways, steps)
         supervisor = Supervisor(
             plans,
             paths.log,
