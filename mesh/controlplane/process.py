@@ -11,7 +11,7 @@ import logging
 import random
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class Process:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`. Streams are closed on the way out; Envoys keep what they have."""
-        self.server.on_change = self.plane.wakes.status.set
+        self.server.on_change = self.reporter.note
         self.server.on_load = self._on_load
         self.metrics.registry.register(self._gauges())
         await self.page.start()
@@ -175,7 +175,7 @@ class Process:
         if not self.served:
             log.info("first snapshot served: %d proxies", len(sets))
         self.served = True
-        self.plane.wakes.status.set()
+        self.reporter.note()
 
     async def _far_regions(self) -> None:
         """Let other regions be heard before the first decision, but not for ever."""
@@ -208,9 +208,19 @@ class Process:
         records = dict(inputs.records) if inputs.records is not None else None
         if carry.needs_marker(inputs.page, records):
             await carry.make_marker(self.consul)
-        for write in decide.writes(inputs, self.clock.time()):
+        writes = decide.writes(inputs, self.clock.time())
+        if any(write.claim for write in writes):
+            others = await carry.hear(self.consul, self._hearable(), inputs.others)
+            writes = decide.writes(replace(inputs, others=others), self.clock.time())
+        for write in writes:
             if await carry.carry(self.consul, write):
                 self.metrics.carried.labels("claimed" if write.claim else "adopted").inc()
+
+    def _hearable(self) -> list[str]:
+        """Other regions whose Consul was not found silent: only for these is it worth waiting."""
+        watches = self.sources.watches if self.sources else {}
+        far = (r for r in self.seat.regions.names if r != self.settings.region)
+        return [r for r in far if (seen := watches.get(f"epochs/{r}")) is not None and seen.error is None]
 
     # -- views --------------------------------------------------------------------------------------------
 

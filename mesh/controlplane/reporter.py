@@ -55,6 +55,15 @@ class Reporter:
         seen = self._observed.get(service, Observed())
         self._observed[service] = seen.add(Load(self._clock.monotonic(), requests))
 
+    def note(self) -> None:
+        """Look at the streams at once, so that "applied" is the time of the last acknowledgement and not of
+        the next document; writing follows."""
+        if self._plane.decision is not None:
+            version, views = self._version(), self._views()
+            for service in self._plane.decision.plans:
+                self._advance(service, version, views)
+        self._plane.wakes.status.set()
+
     async def run(self) -> None:
         """Until cancelled: look after news, and once a quiet second."""
         wake = self._plane.wakes.status
