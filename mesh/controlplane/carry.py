@@ -6,21 +6,29 @@ watch that made it stale brings the next decision.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from mesh.consul import keys
-from mesh.consul.answers import TxnOp, TxnResult
+from mesh.consul.answers import KvPage, TxnOp, TxnResult
+from mesh.consul.errors import ConsulError
+from mesh.controlplane.sources import epoch_records
 from mesh.traffic.epochs import Record, Write
 from mesh.traffic.plan import ConfigPage
 
 log = logging.getLogger("weir.carry")
 
+HEAR_S = 1.0
+"""Longest wait for another region's records before a claim; what the own region sends doesn't wait for it."""
+
 
 class Store(Protocol):
-    """The one verb that is needed of Consul."""
+    """What is needed of Consul."""
 
     async def txn(self, ops: list[TxnOp], dc: str | None = None) -> TxnResult: ...
+    async def kv_list(self, prefix: str, dc: str | None = None) -> KvPage: ...
 
 
 def operations(write: Write) -> list[TxnOp]:
@@ -53,6 +61,27 @@ async def carry(store: Store, write: Write) -> bool:
         "%s epoch %d of %s: %s, %s", write.key, write.record.epoch, write.record.origin, write.reason, told
     )
     return result.ok
+
+
+async def hear(
+    store: Store, regions: Iterable[str], known: Mapping[str, Mapping[str, Record]]
+) -> dict[str, Mapping[str, Record]]:
+    """`known` with the records of `regions` as they are now; one that doesn't answer stays as last heard.
+
+    Asked before a claim. Watches may be far behind (this process was frozen, or has just started): an epoch
+    counted from old news would let a change written last lose to one written long before (measured).
+    """
+
+    async def ask(region: str) -> tuple[str, Mapping[str, Record]] | None:
+        try:
+            async with asyncio.timeout(HEAR_S):
+                return region, epoch_records(await store.kv_list(keys.EPOCHS, region))
+        except (ConsulError, TimeoutError) as error:
+            log.info("records of %s not heard before a claim: %s", region, error)
+            return None
+
+    heard = await asyncio.gather(*map(ask, regions))
+    return {**known, **dict(answer for answer in heard if answer is not None)}
 
 
 async def make_marker(store: Store) -> bool:

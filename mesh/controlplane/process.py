@@ -11,7 +11,7 @@ import logging
 import random
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from mesh.consul import keys
 from mesh.consul.client import Consul
 from mesh.consul.doors import open_intentions
 from mesh.consul.errors import ConsulError
-from mesh.controlplane import carry, decide
+from mesh.consul.watch import Watch
+from mesh.controlplane.carrier import Carrier
 from mesh.controlplane.metrics import PlaneMetrics, Views
 from mesh.controlplane.plane import Plane
 from mesh.controlplane.prober import Prober
@@ -95,6 +96,7 @@ class Process:
         )
         self.reporter = Reporter(consul, self.plane, clock, self._views, self._version, self.prober.words)
         self.page = Page(settings.http, registry, self._lacking, self._state)
+        self.carrier = Carrier(consul, self.plane, self._watches, clock, rng)
         self.sources: Sources | None = None
         self.served = False
 
@@ -119,7 +121,7 @@ class Process:
         return {
             "watches": self._watch(),
             "ticks": self._ticks(),
-            "carry": self._carry(),
+            "carry": self.carrier.run(),
             "status": self.reporter.run(),
             "paths": self.prober.run(),
         }
@@ -190,38 +192,6 @@ class Process:
         while not all(map(self.sources.tried, wanted)) and self.clock.monotonic() < deadline:
             await self.clock.sleep(0.02)
 
-    async def _carry(self) -> None:
-        """Bring the own datacenter's config to what the regions agree on."""
-        wake = self.plane.wakes.carry
-        while True:
-            await wake.wait()
-            wake.clear()
-            try:
-                await self._carry_once()
-            except ConsulError as error:
-                log.warning("carrying: %s", error.why)
-                await self.clock.sleep(RETRY_S)
-                wake.set()
-
-    async def _carry_once(self) -> None:
-        inputs = self.plane.inputs
-        records = dict(inputs.records) if inputs.records is not None else None
-        if carry.needs_marker(inputs.page, records):
-            await carry.make_marker(self.consul)
-        writes = decide.writes(inputs, self.clock.time())
-        if any(write.claim for write in writes):
-            others = await carry.hear(self.consul, self._hearable(), inputs.others)
-            writes = decide.writes(replace(inputs, others=others), self.clock.time())
-        for write in writes:
-            if await carry.carry(self.consul, write):
-                self.metrics.carried.labels("claimed" if write.claim else "adopted").inc()
-
-    def _hearable(self) -> list[str]:
-        """Other regions whose Consul was not found silent: only for these is it worth waiting."""
-        watches = self.sources.watches if self.sources else {}
-        far = (r for r in self.seat.regions.names if r != self.settings.region)
-        return [r for r in far if (seen := watches.get(f"epochs/{r}")) is not None and seen.error is None]
-
     # -- views --------------------------------------------------------------------------------------------
 
     def _version(self) -> str:
@@ -252,12 +222,14 @@ class Process:
         for service, requests in by_service.items():
             self.reporter.load(service, requests)
 
+    def _watches(self) -> Mapping[str, Watch[Any]]:
+        return self.sources.watches if self.sources else {}
+
     def _lacking(self) -> str:
         return "" if self.served else "waiting for " + ", ".join(self.plane.lacking)
 
     def _state(self) -> dict[str, Any]:
         """For people and tests; certificates and keys are left out."""
-        watches = self.sources.watches if self.sources else {}
         now = self.clock.monotonic()
         return {
             "region": self.settings.region,
@@ -267,7 +239,7 @@ class Process:
             "path": dict(self.prober.words()),
             "watches": {
                 n: {"index": w.index, "age_s": w.age_s(now), "error": w.error, "changes": w.changes}
-                for n, w in sorted(watches.items())
+                for n, w in sorted(self._watches().items())
             },
             "proxies": {p: [as_json(s) for s in streams] for p, streams in self.server.proxies().items()},
         }
@@ -275,7 +247,7 @@ class Process:
     def _gauges(self) -> Views:
         def ages() -> Iterable[tuple[tuple[str, ...], float]]:
             now = self.clock.monotonic()
-            for name, watch in (self.sources.watches if self.sources else {}).items():
+            for name, watch in self._watches().items():
                 age = watch.age_s(now)
                 yield (name,), age if age is not None else float("inf")
 
