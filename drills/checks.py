@@ -123,6 +123,9 @@ def _dye(history: History, scenario: Scenario, limit: float) -> Answer:
                 f"{window.where}: {window.observed:.1%} of {window.requests}, {window.intended:.1%} intended"
             )
             return (window.deviation, Verdict.FAIL, told)
+    if limit < pooled.deviation <= pooled.noise:
+        # So few requests deviate this much by chance alone; a drill that failed for it would cry wolf.
+        return (pooled.deviation, Verdict.PASS, f"{told}; chance alone gives up to {pooled.noise:.1%}")
     return _at_most(pooled.deviation, limit, told, told)
 
 

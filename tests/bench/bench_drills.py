@@ -78,7 +78,7 @@ def _rows(
         ("success", rate * 100 if rate is not None else None, "%", success),
         ("failed requests", body["failed"], "requests", failed),
         ("back over 99.9 % after", body.get("recovery_s"), "s", recovery),
-        ("next weight change applied after", body.get("next_weight_change_s"), "s", change),
+        ("next weight change applied after", _got(body, "next_weight_change_s"), "s", change),
         ("dye deviation", _points(body["dye_deviation"]), "points", ""),
         ("verdict pass", float(body["verdict"] == "pass"), "", "== 1"),
     ]
@@ -88,6 +88,12 @@ def _rows(
         for name, value, unit, goal in figures
         if shown.get(name, True)
     ]
+
+
+def _got(body: dict[str, Any], expectation: str) -> float | None:
+    """What the report says of one expectation."""
+    found = [row["got"] for row in body["expectations"] if row["what"] == expectation]
+    return found[0] if found else None
 
 
 def _points(deviation: float | None) -> float | None:
