@@ -94,6 +94,11 @@ class Watch(Generic[T]):
         return None if self._answered_at is None else now - self._answered_at
 
     @property
+    def failures(self) -> int:
+        """Failures in a row since the last answer."""
+        return self._failures
+
+    @property
     def stale_after_s(self) -> float:
         return answer_deadline_s(1, self._wait_s, self._tuning.slack_s)
 

@@ -20,6 +20,8 @@ from mesh.controlplane.plane import Plane
 
 log = logging.getLogger("weir.carry")
 RETRY_S = 0.25
+SILENT_AFTER = 3
+"""Failures in a row after which a region's Consul counts as silent."""
 
 
 class Carrier:
@@ -64,7 +66,10 @@ class Carrier:
                 self._plane.metrics.carried.labels("claimed" if write.claim else "adopted").inc()
 
     def _hearable(self) -> list[str]:
-        """Other regions whose Consul was not found silent: only for these is it worth waiting."""
+        """Other regions, but for those whose Consul is silent for good: only waiting would come of asking.
+
+        One failure means nothing: a process that wakes up from a freeze finds all its watches overdue.
+        """
         facts, watches = self._plane.inputs.facts, self._watches()
         far = (r for r in facts.regions.names if r != facts.region)
-        return [r for r in far if (seen := watches.get(f"epochs/{r}")) is not None and seen.error is None]
+        return [r for r in far if (w := watches.get(f"epochs/{r}")) is not None and w.failures < SILENT_AFTER]
