@@ -1,0 +1,93 @@
+"""Faults on the way of a request: gateways, executors, sidecars, certificates.
+
+Law: every case runs under load on the shared world, and mends what it broke. A stream that has begun may be
+cut by the death of its instance and by nothing else; whole requests never fail.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from mesh.world.plan import INGRESS, MESH_GATEWAY
+from tests.e2e.breaking import critical, frozen, held, mended, pid_of, under_load
+from tests.e2e.mesh_world import CANARY, MeshWorld, failures
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+PRIMARY, SECOND, THIRD = "cn-north-1", "us-east-1", "westeurope"
+
+
+def test_a_mesh_gateway_held_down_moves_its_regions_share_elsewhere_and_back(calm: MeshWorld) -> None:
+    others = (PRIMARY, THIRD)
+    with under_load(calm, regions=others) as load:
+        with held(calm, SECOND, MESH_GATEWAY):
+            load.lasts(3.0)
+            first = load.sent
+            load.lasts(3.0)
+            away = load.since(first)
+        calm.until("its share comes back", lambda: SECOND in {s.region for s in load.samples[-20:]})
+        load.lasts(1.0)
+    load.unharmed()
+    assert {s.region for s in away} == set(others)
+
+
+def test_a_hanging_executor_is_left_and_comes_back(calm: MeshWorld) -> None:
+    name = "chat-stable-0"
+    with under_load(calm) as load:
+        with frozen(calm, SECOND, name):
+            calm.until("Consul says it", lambda: name in (critical(calm, SECOND) or ()))
+            load.lasts(2.0)
+        load.lasts(1.0)
+    load.unharmed()
+    assert any(s.attempts > 1 for s in load.samples), "the fault hit no request, so this proves nothing"
+
+
+def test_a_draining_executor_ends_its_streams_and_loses_no_request(calm: MeshWorld) -> None:
+    """Told to stop as a deployment does it: by SIGTERM."""
+    name = "chat-stable-0"
+    with (
+        under_load(calm, 20) as whole,
+        under_load(calm, 8, regions=(SECOND,), stream=True, tokens=2000) as streams,
+    ):
+        streams.lasts(2.0)
+        with held(calm, SECOND, name, "TERM"):
+            assert calm.consul(SECOND, "GET", f"/v1/agent/service/{name}")[0] == 404
+            streams.lasts(1.0)
+        whole.lasts(1.0)
+    whole.unharmed()
+    streams.unharmed()
+
+
+def test_a_killed_executor_cuts_its_own_streams_only(calm: MeshWorld) -> None:
+    name = "chat-stable-0"
+    with (
+        under_load(calm, 20) as whole,
+        under_load(calm, 8, regions=(SECOND,), stream=True, tokens=1500) as streams,
+    ):
+        streams.lasts(1.0)
+        os.kill(pid_of(calm, SECOND, name), signal.SIGKILL)
+        streams.lasts(1.0)
+    mended(calm, SECOND)
+    whole.unharmed()
+    lost = failures(streams.samples)
+    assert lost, "the fault hit no stream, so this proves nothing"
+    assert all(s.cut and s.region == SECOND for s in lost)
+    assert len(lost) < len(streams.samples) / 2
+
+
+def test_a_frozen_ingress_is_told_honestly_and_follows_when_it_runs_again(calm: MeshWorld) -> None:
+    others = (PRIMARY, THIRD)
+    with under_load(calm, regions=others) as load:
+        with frozen(calm, SECOND, INGRESS):
+            calm.put(SECOND, CANARY, "0.2")
+            calm.applied(0.2, regions=others)
+            load.lasts(2.0)
+            told = calm.weir("status", "--json").json["traffic"]["chat"]["per_region"]
+        calm.applied(0.2)
+    load.unharmed()
+    assert told[SECOND]["applied"] is False
+    assert told[SECOND]["acknowledged"] < told[SECOND]["connected"] or told[SECOND]["connected"] == 0
+    assert told[PRIMARY]["applied"] is True
