@@ -21,7 +21,7 @@ from mesh.controlplane.plane import Plane
 log = logging.getLogger("weir.carry")
 RETRY_S = 0.25
 PUSH_FIRST_S = 0.005
-"""Pause before the writes: the push that the same news caused goes out first, and a burst is carried as one."""
+"""Pause before the writes: the push of the same news goes out first, and a burst is carried as one."""
 SILENT_AFTER = 3
 """Failures in a row after which a region's Consul counts as silent."""
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from intentions.model import Intention
 from mesh.clock import Clock
 from mesh.consul import decode, keys, watch
 from mesh.consul.answers import KvPage
 from mesh.consul.client import Consul
 from mesh.consul.doors import IntentionsDoor
 from mesh.consul.watch import Watch
+from mesh.controlplane.two_copies import TwoCopies
 from mesh.fold import EndpointsSeen, Event, GatewaysSeen, IntentionsSeen, LeafSeen, ProxiesSeen, RootsSeen
 from mesh.model import Proxy, ServiceSpec
 from mesh.traffic.epochs import Record
@@ -89,7 +91,7 @@ class Sources:
         """Run every watch until cancelled; leaf watches are added by `want_leaf`."""
         self._kv()
         self._catalog()
-        self._watch("intentions", self._door.watch_fetch, lambda v, _: self.sink.fact(IntentionsSeen(v)))
+        self._intentions()
         self._watch("roots", self.consul.roots, lambda v, _: self.sink.fact(RootsSeen(v)))
         try:
             await asyncio.Event().wait()
@@ -140,6 +142,16 @@ class Sources:
                 self._gateways(region)
         for service in (*GATEWAY_SERVICES, *(f"{s.name}{decode.SIDECAR_SUFFIX}" for s in self.services)):
             self._proxies_of(service)
+
+    def _intentions(self) -> None:
+        primary = self.regions.primary.name
+        original = f"intentions/{primary}"
+        both: TwoCopies[tuple[Intention, ...]] = TwoCopies(
+            lambda value: self.sink.fact(IntentionsSeen(value)), lambda: self.watches[original].error is None
+        )
+        if primary != self.here:
+            self._watch(original, self._door.watch_primary, lambda v, _: both.original(v), primary)
+        self._watch("intentions", self._door.watch_fetch, lambda v, _: both.copy(v))
 
     def _endpoints(self, service: str, region: str) -> None:
         def decoded(body: Any) -> Any:

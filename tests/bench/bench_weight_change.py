@@ -73,8 +73,8 @@ async def measure(url: str, tls: ssl.SSLContext, flip: Flip) -> list[float]:
             for turn in range(WARM_UP + FLIPS):
                 stage = CANARY if turn % 2 == 0 else STABLE
                 waiting = asyncio.create_task(prober.first(stage))
-                # One change at a time: what the last one left to do (records, status) is done; not in step with
-                # the prober either.
+                # One change at a time: what the last one left to do (records, status) is done by now.
+                # Not in step with the prober.
                 await asyncio.sleep(0.15 + 0.001 * (turn % 7))
                 start = loop.time()
                 await flip(stage)

@@ -7,12 +7,15 @@ from the answers of the ingress and from the status documents.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.mesh_world import CANARY, MeshWorld, failures, shares, stage_share
+from mesh.world.runner import weir_command
+from tests.e2e.mesh_world import CANARY, REPO, MeshWorld, failures, shares, stage_share
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -220,3 +223,45 @@ def test_a_tester_chooses_a_colour_and_a_stranger_cannot_claim_one(calm: MeshWor
     assert {s.stage for s in dyed} == {"canary"}
     claimed = calm.load(40, 1, headers={"x-envoy-upstream-metadata": "region=moon;stage=canary"})
     assert {s.stage for s in claimed} == {"stable"}
+
+
+def test_ctrl_c_while_waiting_leaves_the_change_and_says_how_to_undo_it(calm: MeshWorld) -> None:
+    control = calm.world.control("westeurope")
+    control.hold("control-plane", "KILL")
+    try:
+        command = [
+            *weir_command(),
+            "traffic",
+            "set",
+            "0.2",
+            "--yes",
+            "--dir",
+            str(calm.folder),
+            "--timeout",
+            "60",
+        ]
+        process = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        written = next(line for line in process.stderr if "waiting until" in line)
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=30)
+        assert process.returncode == 130, rest
+        assert "weir traffic undo" in rest
+        assert "written as change" in written
+        assert calm.get("us-east-1", CANARY) == "0.2"
+    finally:
+        control.release("control-plane")
+    calm.applied(0.2)
+
+
+def test_a_region_that_does_not_apply_is_named_with_the_reason(calm: MeshWorld) -> None:
+    control = calm.world.control("westeurope")
+    control.hold("control-plane", "KILL")
+    try:
+        done = calm.weir("traffic", "set", "0.2", "--yes", "--timeout", "2", "--json")
+        assert done.code == 1
+        assert "westeurope" in done.json["details"]
+        assert "westeurope" in done.err
+    finally:
+        control.release("control-plane")
+    calm.applied(0.2)

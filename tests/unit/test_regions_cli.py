@@ -104,7 +104,8 @@ def test_the_worlds_primary_is_asked_when_no_agent_is_named(
     world.folder.mkdir()
     spec = WorldSpec(number=101, regions=load_regions(ROOT / "regions"), services_dir="", acl=True)
     save_description(world, spec)
-    world.secrets.write_text(json.dumps(asdict(ConsulSecrets(gossip="g", management="m", roles={"operator": "of-the-world"}))))
+    secrets = ConsulSecrets(gossip="g", management="m", roles={"operator": "of-the-world"})
+    world.secrets.write_text(json.dumps(asdict(secrets)))
     agent = intentions_cli._agent("")
     assert agent.address == spec.addresses("cn-north-1").consul_http
     assert agent._headers == {"X-Consul-Token": "of-the-world"}
