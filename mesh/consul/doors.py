@@ -5,7 +5,8 @@ once and gives a ConfigEntryDoor (>= 1.9: `service-intentions` config entries, c
 destination) or a LegacyDoor (1.8: /v1/connect/intentions by id; it knows no config entry of that kind). Both
 read /v1/connect/intentions, which exists and blocks on every version.
 Writes, and the reads they are planned from, go to the primary datacenter, where intentions live. Consul
-copies them to the others; a watch reads the local copy, so that it goes on while the primary is away.
+copies them to the others, late (once in 5 s); who watches reads both, so as to be quick while the primary is
+there and to go on while it is away (mesh.controlplane.two_copies).
 
 Seen on a real 1.8.7: all of LegacyDoor. NOT seen on a real agent: ConfigEntryDoor, whose wire shape is taken
 from Consul's documentation and sources and tested against a stand-in (tests/unit/test_intentions_doors.py).
@@ -81,7 +82,16 @@ class IntentionsDoor(ABC):
         Reads the agent's own datacenter. Returns at once for index 0 or None, else on a change or after
         `wait_s`.
         """
-        answer = await self.consul.get(LIST, None, index, wait_s)
+        return await self._watch({}, index, wait_s)
+
+    async def watch_primary(self, index: int | None, wait_s: float) -> tuple[int, tuple[Intention, ...]]:
+        """The same from the primary datacenter: sooner than the local copy, as long as it can be reached."""
+        return await self._watch(self._at, index, wait_s)
+
+    async def _watch(
+        self, at: Mapping[str, str], index: int | None, wait_s: float
+    ) -> tuple[int, tuple[Intention, ...]]:
+        answer = await self.consul.get(LIST, at, index, wait_s)
         return answer.index, enforceable(*read_rows(answer.body or ()))
 
     async def replace_all(self, want: Iterable[Intention]) -> IntentionPlan:

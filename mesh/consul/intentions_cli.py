@@ -28,7 +28,7 @@ from regions.cli.errors import Exit, Refused, UsageError
 from regions.cli.output import emit_json, table, talk
 
 T = TypeVar("T")
-WORLD = Path(".weir")
+WORLD = Path(os.environ.get("WEIR_DIR") or ".weir")
 
 CATALOG = "catalog.yaml"
 
@@ -37,7 +37,7 @@ ConsulOption = Annotated[
     typer.Option(
         "--consul",
         envvar="CONSUL_HTTP_ADDR",
-        help="Agent to talk to, http://host:port. Default: the primary region of the world in .weir/.",
+        help="Agent to talk to, http://host:port. Default: the primary region of the world in .weir/ (WEIR_DIR).",
         show_default=False,
     ),
 ]
@@ -178,7 +178,7 @@ def _agent(consul: str) -> Consul:
         "give --consul http://host:port, set CONSUL_HTTP_ADDR, start a world (weir up), or use --catalog"
     )
     if not (WORLD / "world.json").is_file():
-        raise UsageError("consul", "no agent named, and no world in ./.weir", way_out)
+        raise UsageError("consul", f"no agent named, and no world in {WORLD}", way_out)
     # By name: the world's room stands above this one and must not be imported from here (import-linter).
     world = importlib.import_module("mesh.world.world").World.load(WORLD)
     env = dict(os.environ)
