@@ -37,7 +37,7 @@ ConsulOption = Annotated[
     typer.Option(
         "--consul",
         envvar="CONSUL_HTTP_ADDR",
-        help="Agent to talk to, http://host:port. Default: the primary region of the world in .weir/ (WEIR_DIR).",
+        help="Agent to talk to, http://host:port. Default: the primary of the world in .weir/ (WEIR_DIR).",
         show_default=False,
     ),
 ]
