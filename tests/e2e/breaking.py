@@ -21,21 +21,29 @@ from mesh.world.process import ProcessStatus, State
 from tests.e2e.mesh_world import MeshWorld, failures
 
 MENDED_S = 60.0
-TIMEOUT_S = 40.0
+TIMEOUT_S = 90.0
 
 
 class Load:
     """Open-loop completions in a thread of their own. samples: what has ended so far, in order of its end."""
 
     def __init__(
-        self, world: MeshWorld, rate: float, regions: tuple[str, ...], stream: bool, tokens: int
+        self,
+        world: MeshWorld,
+        rate: float,
+        regions: tuple[str, ...],
+        body: tuple[bool, int],
+        seconds: float,
     ) -> None:
         self.samples: list[Sample] = []
-        self._world, self._rate, self._stream = world, rate, stream
+        self._world, self._rate, self._seconds = world, rate, seconds
+        self._stream, tokens = body
         self._urls = [world.world.address(r).ingress_https for r in regions or world.names]
-        self._body = json.dumps({"prompt": "deep water", "max_tokens": tokens, "stream": stream}).encode()
+        self._body = json.dumps(
+            {"prompt": "deep water", "max_tokens": tokens, "stream": self._stream}
+        ).encode()
         self._sent = 0
-        self._stop = threading.Event()
+        self._over = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
 
@@ -63,7 +71,7 @@ class Load:
 
     def end(self) -> None:
         """Send no more, wait for every answer. Raises what broke the generator."""
-        self._stop.set()
+        self._over = True
         self._thread.join(TIMEOUT_S + 20)
         assert not self._thread.is_alive(), "the generator outlived every deadline"
         if self._error is not None:
@@ -80,14 +88,14 @@ class Load:
 
         def make(index: int) -> Request:
             self._sent = index + 1
-            if self._stop.is_set():
-                stop.set()
+            if self._over:
+                stop.set()  # this one is still sent
             return Request("/chat/v1/completions", {}, self._body, self._stream)
 
         await open_loop(
             self._urls,
             self._rate,
-            600.0,
+            self._seconds,
             ca_file=self._world.world.ca_file,
             make_request=make,
             on_sample=self.samples.append,
@@ -104,12 +112,16 @@ def under_load(
     regions: tuple[str, ...] = (),
     stream: bool = False,
     tokens: int = 1,
+    seconds: float = 600.0,
 ) -> Iterator[Load]:
-    """Load through the ingresses of these regions (all) for the length of the block, and all its answers."""
-    load = Load(world, rate, regions, stream, tokens)
+    """Load through the ingresses of these regions (all) while the block lasts, for `seconds` at most.
+
+    The block is left with every request answered.
+    """
+    load = Load(world, rate, regions, (stream, tokens), seconds)
     load.start()
     try:
-        load.lasts(1.0)
+        load.lasts(min(1.0, seconds))
         yield load
     finally:
         load.end()
