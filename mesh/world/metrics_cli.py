@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 
 
 def config(
-    dir: Annotated[Path, typer.Option("--dir", help="Folder of the world.")] = Path(".weir"),
+    dir: Annotated[
+        Path, typer.Option("--dir", "--world", envvar="WEIR_DIR", help="Folder of the world.")
+    ] = Path(".weir"),
     rules_file: Annotated[str, typer.Option(help="Path for rule_files (see `weir metrics rules`).")] = "",
     every: Annotated[str, typer.Option(help="Scrape interval.")] = "5s",
 ) -> None:

@@ -14,20 +14,27 @@ from typing import Any
 from mesh.xds.names import BY_TAG_METRIC
 
 SHARE = "service_region_stage:dye_share:rate1m"
+REQUESTS = "service:dyed_requests:rate1m"
 DEVIATION = "service:dye_deviation:max1m"
 
-SHARE_QUERY = (
-    f"sum by (service, region, stage) (rate({BY_TAG_METRIC}[1m])) "
-    f"/ on (service) group_left () sum by (service) (rate({BY_TAG_METRIC}[1m]))"
-)
+_BY = "by (service, region, stage)"
+# "-" stands where no instance answered (a rate limit, a refusal): such a request has no colour.
+_RATE = f'rate({BY_TAG_METRIC}{{region!="-"}}[1m])'
+_INTENDED = f"avg {_BY} (weir_traffic_share)"
+
+REQUESTS_QUERY = f"sum by (service) ({_RATE})"
+SHARE_QUERY = f"sum {_BY} ({_RATE}) / on (service) group_left () {REQUESTS_QUERY}"
 DEVIATION_QUERY = (
-    "max by (service) (abs("
-    f"(sum by (service, region, stage) (rate({BY_TAG_METRIC}[1m])) "
-    f"/ on (service) group_left () sum by (service) (rate({BY_TAG_METRIC}[1m]))) "
-    "- on (service, region, stage) avg by (service, region, stage) (weir_traffic_share)))"
+    f"max by (service) (abs(({SHARE_QUERY} or {_INTENDED} * 0) - ({_INTENDED} or ({SHARE_QUERY}) * 0))) "
+    f"and on (service) ({REQUESTS_QUERY} > 0)"
 )
 """How far the colour of the water is from what was ordered: the largest |observed - intended| share of any
-(region, stage), per service, over the last minute. 0.02 is two points."""
+(region, stage), per service, over the last minute. 0.02 is two points. What was ordered and not seen counts,
+and what was seen and not ordered; without traffic there is no answer."""
+
+TOLERANCE = 0.02
+ALARM = f"{DEVIATION} > on (service) ({TOLERANCE} + 1.5 / sqrt({REQUESTS} * 60))"
+"""Over the tolerance and over what chance does to so few requests (three sigma of a share of one half)."""
 
 
 def scrape_config(
@@ -72,10 +79,11 @@ def rules() -> dict[str, Any]:
                 "name": "weir-dye",
                 "rules": [
                     {"record": SHARE, "expr": SHARE_QUERY},
+                    {"record": REQUESTS, "expr": REQUESTS_QUERY},
                     {"record": DEVIATION, "expr": DEVIATION_QUERY},
                     {
                         "alert": "DyeDeviation",
-                        "expr": f"{DEVIATION} > 0.02",
+                        "expr": ALARM,
                         "for": "2m",
                         "labels": {"severity": "warning", "team": "mesh"},
                         "annotations": {
@@ -92,6 +100,18 @@ def rules() -> dict[str, Any]:
                         "annotations": {
                             "summary": "A value under config/traffic/ is refused for {{ $labels.service }}",
                             "description": "The last good value is in force; see `weir traffic show`.",
+                        },
+                    },
+                    {
+                        # Silence of the other alerts means nothing while nobody is asked.
+                        "alert": "MeshNotWatched",
+                        "expr": 'up{job=~"weir-.+"} == 0 or absent(up{job="weir-ingress"}) '
+                        'or absent(up{job="weir-control-plane"})',
+                        "for": "1m",
+                        "labels": {"severity": "warning", "team": "mesh"},
+                        "annotations": {
+                            "summary": "{{ $labels.job }} {{ $labels.ingress_region }} isn't scraped",
+                            "description": "No answer, or no such target; see `weir metrics config`.",
                         },
                     },
                 ],
