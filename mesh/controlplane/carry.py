@@ -77,7 +77,7 @@ async def hear(
             async with asyncio.timeout(HEAR_S):
                 return region, epoch_records(await store.kv_list(keys.EPOCHS, region))
         except (ConsulError, TimeoutError) as error:
-            log.info("records of %s not heard before a claim: %s", region, error)
+            log.info("records of %s not heard before a claim: %s", region, error or "too slow")
             return None
 
     heard = await asyncio.gather(*map(ask, regions))

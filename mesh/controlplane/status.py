@@ -87,6 +87,8 @@ class Progress:
     acknowledged: int = 0
     connected: int = 0
     nacks: tuple[tuple[str, str], ...] = ()
+    behind: tuple[str, ...] = ()
+    """Connected proxies that have not acknowledged this version."""
 
     @property
     def applied(self) -> bool:
@@ -97,8 +99,9 @@ def progress(last: Progress, version: str, views: Sequence[ProxyView], times: Ti
     """The progress after looking at the streams; `times.applied` is set once, by the last acknowledgement."""
     done = sum(view.acked == version for view in views)
     nacks = tuple((view.proxy, view.nack) for view in views if view.nack)
+    behind = tuple(sorted({view.proxy for view in views if view.acked != version}))
     fresh = times if version != last.version else last.times
-    result = Progress(version, fresh, done, len(views), nacks)
+    result = Progress(version, fresh, done, len(views), nacks, behind)
     if result.applied and not fresh.applied:
         return replace(result, times=replace(fresh, applied=now))
     return result
@@ -128,6 +131,7 @@ def document(
         "version": step.version,
         "acknowledged": step.acknowledged,
         "connected": step.connected,
+        "behind": list(step.behind),
         "applied": step.applied,
         "refusals": [{"key": r.key, "reason": r.reason, "kv_index": r.kv_index} for r in refusals],
         "nacks": [{"proxy": proxy, "reason": reason} for proxy, reason in step.nacks],

@@ -61,7 +61,9 @@ def _lag(wanted: Outlook, body: Any) -> str:
     if not body["connected"]:
         return "no ingress proxy is connected to its control plane"
     if body["acknowledged"] < body["connected"]:
-        return f"{body['acknowledged']} of {body['connected']} proxies acknowledged"
+        told = f"{body['acknowledged']} of {body['connected']} proxies acknowledged"
+        behind = ", ".join(body.get("behind", ()))
+        return f"{told}; not yet: {behind}" if behind else told
     return ""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from mesh.world.plan import INGRESS, MESH_GATEWAY
 from tests.e2e.breaking import critical, frozen, held, mended, pid_of, under_load
-from tests.e2e.mesh_world import CANARY, MeshWorld, failures
+from tests.e2e.mesh_world import MeshWorld, failures
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -78,16 +78,17 @@ def test_a_killed_executor_cuts_its_own_streams_only(calm: MeshWorld) -> None:
     assert len(lost) < len(streams.samples) / 2
 
 
-def test_a_frozen_ingress_is_told_honestly_and_follows_when_it_runs_again(calm: MeshWorld) -> None:
+def test_a_frozen_ingress_is_named_and_follows_when_it_runs_again(calm: MeshWorld) -> None:
     others = (PRIMARY, THIRD)
     with under_load(calm, regions=others) as load:
         with frozen(calm, SECOND, INGRESS):
-            calm.put(SECOND, CANARY, "0.2")
+            done = calm.weir("traffic", "set", "0.2", "--yes", "--json", "--timeout", "2")
             calm.applied(0.2, regions=others)
-            load.lasts(2.0)
             told = calm.weir("status", "--json").json["traffic"]["chat"]["per_region"]
+            load.lasts(2.0)
         calm.applied(0.2)
     load.unharmed()
-    assert told[SECOND]["applied"] is False
-    assert told[SECOND]["acknowledged"] < told[SECOND]["connected"] or told[SECOND]["connected"] == 0
-    assert told[PRIMARY]["applied"] is True
+    assert (done.code, done.json["applied"], set(done.json["details"])) == (1, False, {SECOND})
+    assert f"not yet: {SECOND}-ingress" in done.json["details"][SECOND]
+    assert [told[r]["applied"] for r in (PRIMARY, SECOND, THIRD)] == [True, False, True]
+    assert told[SECOND]["acknowledged"] < told[SECOND]["connected"]

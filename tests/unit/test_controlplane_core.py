@@ -54,6 +54,7 @@ def view(acked: str, nack: str = "") -> status.ProxyView:
 def test_applied_means_every_connected_proxy_acknowledged() -> None:
     start = status.progress(status.Progress(), "v1", [view("v0"), view("v1")], status.Times(seen=1.0), 2.0)
     assert (start.applied, start.acknowledged, start.connected) == (False, 1, 2)
+    assert len(start.behind) == 1
     done = status.progress(start, "v1", [view("v1"), view("v1")], status.Times(seen=9.0), 3.0)
     assert done.applied
     assert (done.times.seen, done.times.applied) == (1.0, 3.0)

@@ -109,6 +109,7 @@ def test_arrived_means_applied_in_every_region_and_observed() -> None:
         (None, "no status document"),
         (document(canary_weight={"value": 0.2, "key": "k"}), "still on the values before"),
         (document(acknowledged=0), "0 of 1 proxies acknowledged"),
+        (document(acknowledged=0, behind=["a-ingress"]), "0 of 1 proxies acknowledged; not yet: a-ingress"),
         (document(connected=0, acknowledged=0), "no ingress proxy is connected"),
         (document(nacks=[{"proxy": "b-ingress", "reason": "bad"}]), "b-ingress refused: bad"),
         (
