@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mesh.traffic.proposal import Proposal
     from mesh.world.traffic_hand import Hand
 
-Dir = Annotated[Path, typer.Option("--dir", help="Folder of the world.")]
+Dir = Annotated[Path, typer.Option("--dir", "--world", envvar="WEIR_DIR", help="Folder of the world.")]
 Service = Annotated[str, typer.Option("--service", "-s", help="Service; needed only when there are several.")]
 Here = Annotated[str, typer.Option("--region", help="Region in whose Consul to read and write.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]

@@ -199,6 +199,15 @@ def test_processes_hold_their_own_tokens_and_show_none(denying: MeshWorld) -> No
         assert owner["chat-stable-0-sidecar-proxy"] == secrets["instance-chat"]
 
 
+def test_intentions_are_read_in_the_primary_with_the_control_planes_own_token(denying: MeshWorld) -> None:
+    for region in denying.names:
+        with urllib.request.urlopen(denying.world.address(region).control_plane_http + "/state") as answer:
+            watches = json.load(answer)["watches"]
+        assert not [(name, row["error"]) for name, row in watches.items() if row["error"]]
+        assert ("intentions/" + FIRST in watches) == (region != FIRST)
+        assert all(row["changes"] for name, row in watches.items() if name.startswith("intentions"))
+
+
 def test_the_agents_have_nothing_to_complain_about_their_services_rights(denying: MeshWorld) -> None:
     for log in denying.folder.glob("regions/*/logs/consul.log"):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
