@@ -110,7 +110,6 @@ class Plane:
         for proxy in decision.snapshot.proxies.values():
             try:
                 made = resources.build(decision.snapshot, proxy)
-                made.check()
             except (DanglingReference, SnapshotError, ValueError) as error:
                 self._refuse(f"{proxy.id}: {error}")
                 if proxy.id in self.sets:

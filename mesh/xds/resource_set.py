@@ -87,14 +87,18 @@ class ResourceSet:
 _NOTHING: Mapping[str, Resource] = MappingProxyType({})
 
 
-def make(name: str, message: Any) -> Resource:
-    """The Resource of one message (Cluster, ClusterLoadAssignment, Listener, RouteConfiguration, Secret)."""
+def make(name: str, message: Any, refs: frozenset[Reference] | None = None) -> Resource:
+    """The Resource of one message (Cluster, ClusterLoadAssignment, Listener, RouteConfiguration, Secret).
+
+    refs: what it refers to, if the caller knows; None has the message walked (dearer than building it).
+    """
     packed = pack(message)
     version = hashlib.sha256(packed.value).hexdigest()[:16]
     body = discovery_pb2.Resource(name=name, version=version, resource=packed).SerializeToString(
         deterministic=True
     )
-    refs = frozenset() if packed.type_url in _LEAVES else frozenset(references(message))
+    if refs is None:
+        refs = frozenset() if packed.type_url in _LEAVES else frozenset(references(message))
     return Resource(name, packed.type_url, version, body, refs)
 
 

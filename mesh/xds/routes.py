@@ -8,7 +8,7 @@ silence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from envoy.config.route.v3 import route_components_pb2, route_pb2
@@ -16,7 +16,7 @@ from envoy.config.route.v3 import route_components_pb2, route_pb2
 from mesh.model import CANARY, STABLE, ServiceSpec, Slice
 from mesh.xds import names
 from mesh.xds.pb import Json, proto, seconds, typed
-from mesh.xds.resource_set import Resource, make
+from mesh.xds.resource_set import Reference, Resource, make
 
 STAGES = (STABLE, CANARY)
 
@@ -70,7 +70,19 @@ def route_config(
     everyone.include_attempt_count_in_response = True
     everyone.routes.append(_nothing_here())
     config.virtual_hosts.append(everyone)
-    return make(names.ROUTE_CONFIG, config)
+    return make(names.ROUTE_CONFIG, config, _clusters(services))
+
+
+def _clusters(
+    services: tuple[tuple[ServiceSpec, Shares, tuple[tuple[str, Shares], ...]], ...],
+) -> frozenset[Reference]:
+    """Every cluster that the table names. Told here so that a weight change needn't walk the message."""
+    return frozenset(
+        (names.CLUSTER, names.cluster(spec.name, piece.region, piece.stage))
+        for spec, slices, dyes in services
+        for shares in (slices, *(shares for _, shares in dyes if spec.dye_header and slices))
+        for piece in shares
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -174,6 +186,7 @@ def _answer(name: str, match: Json, status: int, text: str, service: str) -> Jso
     }
 
 
+@cache
 def _nothing_here() -> Any:
     text = "no service has this path; services are reached as /<service>/… or by host <service>.<anything>"
     return proto(route_components_pb2.Route, _answer("nothing-here", {"prefix": "/"}, 404, text, "-"))

@@ -66,6 +66,11 @@ class BareAds:
         return data
 
 
+PAUSE_S = 0.002
+"""Between two questions. Without it prober, ingress, sidecar and executor take both cores of a small machine,
+and what is measured is how long the others wait for one."""
+
+
 class Prober:
     """Asks one thing after another over one connection, and wakes whoever waits for a stage to answer."""
 
@@ -85,6 +90,7 @@ class Prober:
                 if self._wanted and f"stage={self._wanted}" in answer.headers.get(names.METADATA_HEADER, ""):
                     self.at, self._wanted = loop.time(), ""
                     self._seen.set()
+            await asyncio.sleep(PAUSE_S)
 
     async def first(self, stage: str, deadline_s: float = 10.0) -> float:
         """Loop time of the first answer of `stage` from now on."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.model import CANARY, FULL, STABLE, Health, MeshSnapshot, Proxy, SnapshotError
-from mesh.xds import names, resource_set
+from mesh.xds import names, resource_set, resources
 from mesh.xds.failover import Hop, hops
 from mesh.xds.resources import NotReady, build
 from mesh.xds.routes import dyed
@@ -301,3 +301,12 @@ def test_the_order_in_which_facts_arrive_leaves_no_trace_in_the_bytes(ends, gate
     snap = replace(samples.snapshot(), endpoints=tuple(ends), gateways=tuple(gates))
     for proxy in (samples.ingress(), samples.mesh_gateway()):
         assert build(ready(snap), proxy).version == build(ready(samples.snapshot()), proxy).version
+
+
+def test_the_clusters_a_route_table_is_said_to_name_are_those_it_names() -> None:
+    """The builder tells its references itself (walking the message is what a weight change waited for)."""
+    canary = samples.canary_15()
+    for plans in ({"chat": canary}, {"chat": samples.plan((CN, STABLE, FULL))}, {}):
+        snap = replace(samples.snapshot(), plans=plans)
+        table = resources._routes(snap)
+        assert table.refs == frozenset(resource_set.references(table.message()))
