@@ -115,46 +115,30 @@ def shift(
     _change(dir, region, propose, _Wishes(yes, force, reason, timeout, tolerance, no_wait, json))
 
 
-def evacuate(
-    name: Annotated[str, typer.Argument(metavar="REGION")],
-    dir: Dir = WORLD,
-    service: Service = "",
-    region: Here = "",
-    yes: Yes = False,
-    force: Force = False,
-    reason: Reason = "",
-    timeout: Timeout = 10.0,
-    tolerance: Tolerance = 0.02,
-    no_wait: NoWait = False,
-    json: Json = False,
-) -> None:
-    """Give a region no new requests; sessions come home on `restore`."""
+def _of_a_region(verb: str, told: str) -> Callable[..., None]:
+    """The command `verb REGION`: evacuate and restore differ in nothing but what they propose."""
 
-    async def propose(traffic: Traffic) -> Proposal:
-        return await traffic.evacuate(_service(traffic, service), name)
+    def command(
+        name: Annotated[str, typer.Argument(metavar="REGION")],
+        dir: Dir = WORLD,
+        service: Service = "",
+        region: Here = "",
+        yes: Yes = False,
+        force: Force = False,
+        reason: Reason = "",
+        timeout: Timeout = 10.0,
+        tolerance: Tolerance = 0.02,
+        no_wait: NoWait = False,
+        json: Json = False,
+    ) -> None:
+        async def propose(traffic: Traffic) -> Proposal:
+            ask = traffic.evacuate if verb == "evacuate" else traffic.restore
+            return await ask(_service(traffic, service), name)
 
-    _change(dir, region, propose, _Wishes(yes, force, reason, timeout, tolerance, no_wait, json))
+        _change(dir, region, propose, _Wishes(yes, force, reason, timeout, tolerance, no_wait, json))
 
-
-def restore(
-    name: Annotated[str, typer.Argument(metavar="REGION")],
-    dir: Dir = WORLD,
-    service: Service = "",
-    region: Here = "",
-    yes: Yes = False,
-    force: Force = False,
-    reason: Reason = "",
-    timeout: Timeout = 10.0,
-    tolerance: Tolerance = 0.02,
-    no_wait: NoWait = False,
-    json: Json = False,
-) -> None:
-    """Let an evacuated region take requests again."""
-
-    async def propose(traffic: Traffic) -> Proposal:
-        return await traffic.restore(_service(traffic, service), name)
-
-    _change(dir, region, propose, _Wishes(yes, force, reason, timeout, tolerance, no_wait, json))
+    command.__doc__ = told
+    return command
 
 
 def history(
@@ -197,8 +181,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "show": show,
     "set": set_canary,
     "shift": shift,
-    "evacuate": evacuate,
-    "restore": restore,
+    "evacuate": _of_a_region("evacuate", "Give a region no new requests; sessions come home on `restore`."),
+    "restore": _of_a_region("restore", "Let an evacuated region take requests again."),
     "history": history,
     "undo": undo,
 }

@@ -12,13 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from mesh.model import Endpoint, Health, MeshSnapshot, Proxy, ProxyKind, ServiceSpec, SnapshotError
-from mesh.xds import clusters, endpoints, inbound, listeners, routes, secrets
+from mesh.xds import clusters, endpoints, inbound, listeners, names, routes, secrets
 from mesh.xds.endpoints import SERVING, Key
 from mesh.xds.failover import hops
 from mesh.xds.resource_set import Resource, ResourceSet, gather
-
-META_TLS_SDS, META_HTTP_PORT = "tls_sds_path", "http_port"
-"""Keys of Proxy.meta at an ingress: path of the local SDS file; port of the plain HTTP door, if wanted."""
 
 LOCAL_APP_IDLE_S = 30.0
 
@@ -103,17 +100,17 @@ def _ingress_shared(
 
 def _doors(snapshot: MeshSnapshot, proxy: Proxy) -> list[Resource]:
     specs = tuple(sorted(snapshot.services, key=lambda s: s.name))
-    sds_path, http_port = proxy.meta.get(META_TLS_SDS, ""), proxy.meta.get(META_HTTP_PORT, "")
+    sds_path, http_port = proxy.meta.get(names.META_TLS_SDS, ""), proxy.meta.get(names.META_HTTP_PORT, "")
     doors = []
     if sds_path:
         doors.append(listeners.ingress(proxy.address, proxy.port, specs, sds_path))
     if http_port:
         if not http_port.isdigit():
-            raise SnapshotError(f"proxy {proxy.id}: meta {META_HTTP_PORT} is {http_port!r}, not a port")
+            raise SnapshotError(f"proxy {proxy.id}: meta {names.META_HTTP_PORT} is {http_port!r}, not a port")
         doors.append(listeners.ingress(proxy.address, int(http_port), specs, ""))
     if not doors:
         raise SnapshotError(
-            f"proxy {proxy.id}: meta has neither {META_TLS_SDS} nor {META_HTTP_PORT}, so no door"
+            f"proxy {proxy.id}: meta has neither {names.META_TLS_SDS} nor {names.META_HTTP_PORT}, so no door"
         )
     return doors
 
