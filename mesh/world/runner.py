@@ -27,6 +27,7 @@ from mesh.world.plan import ProcessPlan, Programs, processes
 from mesh.world.probes import Probes
 from mesh.world.rights import first_steps
 from mesh.world.supervisor import Supervisor
+from mesh.world.token_first import token_known
 from mesh.world.world import World
 from regions.cli.errors import Refused, WeirError
 
@@ -36,6 +37,8 @@ GATEWAY_ROLES = {"ingress-gateway": "ingress", "mesh-gateway": "mesh-gateway"}
 
 def run_region(folder: Path, region: str) -> None:
     """Run until SIGTERM, SIGINT or a `shutdown` on the control socket. Refused when it already runs."""
+    # Consul keeps the CA's key and all tokens in its raft files and would leave their snapshots open to all.
+    os.umask(0o077)
     world = World.load(folder)
     world.address(region)  # says so when the world has no such region
     paths = world.layout.region(region)
@@ -81,6 +84,7 @@ async def _supervise(
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(sign, supervisor.shutdown)
         try:
+            await token_known(world, paths.name, clock)
             await supervisor.run(paths.control_socket)
         finally:
             await probes.close()
