@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mesh.world import create, down, patience, ports, strays
+from mesh.world import create, down, patience, ports, strays, warm
 from mesh.world.control import RegionStatus, SupervisorGone
 from mesh.world.layout import MARKER
 from mesh.world.process import State
@@ -55,6 +55,9 @@ def bring_up(
     try:
         world, names = _start(folder, want, only, regions_dir, started)
         _wait(world, names, started, console, timeout_s)
+        if started.supervisors:
+            for region, hosts in warm.wait(world, world.running).items():
+                console.print(f"{region}: its ingress still passes over {'; '.join(hosts)}", markup=False)
     except KeyboardInterrupt:
         _take_back(folder, started, console)
         raise
