@@ -71,7 +71,7 @@ class Generation:
         raise RuntimeError("the engine ended without saying why")
 
     def _broken(self, error: RuntimeError) -> ApiError:
-        if self._it.engine.stats().extra.get("dead"):
+        if self._it.engine.stats().dead:
             self._it.failed(str(error))
         log.warning("%s: %s", self._job.request_id, error)
         return ApiError(503, f"the engine failed: {error}", code="engine_error")

@@ -87,7 +87,7 @@ def row(settings: Settings) -> register.Instance:
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
     stop, clock = _Stop(), SystemClock()
-    engine = make_engine(settings.engine, settings.options)
+    engine = make_engine(settings.engine, settings.options, settings.identity.model)
     instance = Instance(settings.identity, engine)
     async with contextlib.AsyncExitStack() as stack:
         registration = await _registration(settings, clock, stack)

@@ -17,7 +17,8 @@ T = TypeVar("T")
 Problems = tuple[str, ...]
 
 SIDECAR_SUFFIX = "-sidecar-proxy"
-DRAINING = "draining"
+RESTING = frozenset({"draining", "asleep", "waking"})
+"""Lifecycles that take no new request."""
 _MAINTENANCE = ("_node_maintenance", "_service_maintenance:")
 _WORST = (Health.CRITICAL, Health.WARNING)
 
@@ -143,6 +144,8 @@ def _intention(item: Any) -> Intention:
 def _health(item: Any) -> Health:
     """Worst of the checks; DRAINING wins over passing and warning, but a dead instance is dead.
 
+    An instance that sleeps or wakes is told to Envoy as draining: known, and sent nothing new.
+
     Maintenance mode (`consul maint`) is a wish to drain, told by a critical check of a reserved name.
     """
     checks = item.get("Checks") or ()
@@ -152,7 +155,7 @@ def _health(item: Any) -> Health:
     unknown = seen - set(Health)
     if unknown:
         raise ValueError(f"unknown check status {sorted(unknown)}")
-    leaving = bool(wishes) or _meta(item).get("lifecycle") == DRAINING
+    leaving = bool(wishes) or _meta(item).get("lifecycle") in RESTING
     if leaving and worst is not Health.CRITICAL:
         return Health.DRAINING
     return worst

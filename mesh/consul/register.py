@@ -13,7 +13,7 @@ from typing import Any
 
 from mesh.model import ProxyKind
 
-READY, DRAINING = "ready", "draining"
+READY, DRAINING, ASLEEP, WAKING = "ready", "draining", "asleep", "waking"
 SIDECAR_PORT = 21000
 FORGET_AFTER = "1h"
 FAILURES_BEFORE_CRITICAL = 2

@@ -11,14 +11,23 @@ from importlib import import_module
 from regions.cli.errors import UsageError
 from services.engine import Engine
 
-ENGINES: Mapping[str, str] = {"echo": "services.engines.echo:make"}
-"""Name → `module:function`; the function takes the options as text and gives an Engine."""
+ENGINES: Mapping[str, str] = {
+    "echo": "services.engines.echo:make",
+    "sim": "services.engines.sim:make",
+    "torch": "services.engines.torch:make",
+    "vllm": "services.engines.vllm:make",
+    "openai": "services.engines.openai:make",
+}
+"""Name → `module:function`; the function takes (model, options as text) and gives an Engine, not started."""
 
 
-def make_engine(name: str, options: Mapping[str, str]) -> Engine:
-    """The engine of this name. Raises UsageError for an unknown name or a bad option."""
+def make_engine(name: str, options: Mapping[str, str], model: str = "") -> Engine:
+    """The engine of this name. model: name or path, as the engine reads it.
+
+    Raises UsageError for an unknown name, model or option.
+    """
     if name not in ENGINES:
         raise UsageError(f"engine {name!r}", "unknown", f"known: {', '.join(sorted(ENGINES))}")
     module, _, function = ENGINES[name].partition(":")
-    engine: Engine = getattr(import_module(module), function)(options)
+    engine: Engine = getattr(import_module(module), function)(model, options)
     return engine

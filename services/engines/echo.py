@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, fields
 
 from regions.cli.errors import UsageError
-from services.engine import EngineStats, FinishReason, GenerateRequest, Token
+from services.engine import EngineFacts, EngineStats, FinishReason, GenerateRequest, Token
+from services.faults import EngineDied
 
 _WORDS = (
     "water river weir stream flow gate basin canal delta spring source mouth bank reed stone bridge "
@@ -24,10 +25,6 @@ PROMPT_CHARS_PER_TOKEN = 4
 
 
 FREE_TOKENS_PER_TURN = 64
-
-
-class EngineDied(RuntimeError):
-    """The engine failed in the middle of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +76,9 @@ def parse(options: Mapping[str, str]) -> EchoOptions:
     return EchoOptions(**values)  # type: ignore[arg-type]
 
 
-def make(options: Mapping[str, str]) -> EchoEngine:
-    return EchoEngine(parse(options))
+def make(model: str, options: Mapping[str, str]) -> EchoEngine:
+    """It has no model: any name will do."""
+    return EchoEngine(parse(options), model)
 
 
 class Source:
@@ -110,8 +108,8 @@ def fails(fault_seed: int, number: int, rate: float) -> bool:
 class EchoEngine:
     """An Engine. Cancelling is closing the iterator; its slot is free at once."""
 
-    def __init__(self, options: EchoOptions) -> None:
-        self._options = options
+    def __init__(self, options: EchoOptions, model: str = "") -> None:
+        self._options, self._model = options, model
         self._slots = asyncio.Semaphore(options.slots) if options.slots else None
         self._started = self._asleep = self._dead = False
         self._running = self._waiting = self._tokens = self._kv = self._requests = 0
@@ -121,6 +119,16 @@ class EchoEngine:
             raise RuntimeError("the engine runs already")
         self._started = True
 
+    def facts(self) -> EngineFacts:
+        o = self._options
+        return EngineFacts("echo", self._model, sequences=o.slots, kv_tokens=o.kv_tokens)
+
+    def size(self, request: GenerateRequest) -> int:
+        return len(request.prompt_ids) or prompt_tokens(request.prompt)
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         """Tokens of one sequence. Raises EngineDied by a fault on order, RuntimeError while asleep."""
         self._check()
@@ -128,7 +136,7 @@ class EchoEngine:
         if fails(self._options.fault_seed, self._requests, self._options.fail_rate):
             raise EngineDied(f"request {self._requests} fails on order")
         await self._enter()
-        asked = size = prompt_tokens(request.prompt)
+        asked = size = self.size(request)
         self._kv += size
         try:
             await self._cost(self._options.prefill_ms_per_1000 * size / 1000)
@@ -146,7 +154,7 @@ class EchoEngine:
                 stopped = any(stop in tail for stop in request.stop)
                 last = index + 1 == request.max_tokens
                 finish = FinishReason.STOP if stopped else FinishReason.LENGTH if last else None
-                yield Token(number, piece, finish, asked)
+                yield Token(number, piece, finish, asked, "echo")
                 if finish is not None:
                     return
         finally:
@@ -163,7 +171,8 @@ class EchoEngine:
 
     def stats(self) -> EngineStats:
         used = min(1.0, self._kv / self._options.kv_tokens)
-        return EngineStats(self._running, self._waiting, used, self._tokens, {"dead": float(self._dead)})
+        dead = "the engine is dead" if self._dead else ""
+        return EngineStats(self._running, self._waiting, used, self._tokens, dead=dead)
 
     def _check(self) -> None:
         if self._dead:

@@ -178,7 +178,7 @@ def test_a_death_takes_the_others_along_and_stays() -> None:
         second = asyncio.create_task(said(engine, ASK))
         ends = await asyncio.gather(first, second, return_exceptions=True)
         assert [type(end) for end in ends] == [EngineDied, EngineDied]
-        assert engine.stats().extra["dead"] == 1.0
+        assert engine.stats().dead
         assert engine.stats().running == 0
         with pytest.raises(EngineDied):
             await said(engine, ASK)
