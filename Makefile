@@ -21,7 +21,7 @@ setup:
 	@$(VENV)/python -m mesh.tools_cli setup --quiet
 
 setup-dev: setup
-	@$(VENV)/python -m mesh.tools_cli setup --dev --quiet
+	@$(VENV)/python -m mesh.tools_cli setup --dev --with torch --quiet
 
 lint:
 	@echo '== ruff check'; $(VENV)/ruff check .

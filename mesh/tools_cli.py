@@ -40,6 +40,9 @@ def register(app: typer.Typer) -> None:
 def setup(
     names: Names = None,
     dev: Annotated[bool, typer.Option("--dev", help="Also what the tests need.")] = False,
+    extra: Annotated[
+        list[str] | None, typer.Option("--with", help="Also these Python packages: torch, vllm.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing when nothing is to be done.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The paths as one JSON object.")] = False,
 ) -> None:
@@ -51,6 +54,8 @@ def setup(
     _fetch(required)
     paths = {name: tools.find(name) for name in required}
     _fetch_if_possible(optional)
+    for name in extra or ():
+        _install(name)
     if as_json:
         emit_json({"tools": {name: str(path) for name, path in paths.items()}})
     elif not quiet:
@@ -65,6 +70,13 @@ def _fetch(names: tuple[str, ...]) -> None:
     if bundles := tools_fetch.missing(names, os.environ):
         console = talk()
         tools_fetch.fetch(bundles, os.environ, lambda line: console.print(line, markup=False, soft_wrap=True))
+
+
+def _install(name: str) -> None:
+    from mesh import extras
+
+    console = talk()
+    extras.install(name, lambda line: console.print(line, markup=False, soft_wrap=True))
 
 
 def _fetch_if_possible(names: tuple[str, ...]) -> None:

@@ -35,17 +35,25 @@ def register(app: typer.Typer) -> None:
 def up(
     folder: Folder = Path(".weir"),
     regions: Annotated[str, typer.Option(help="Regions, comma-separated (default: all).")] = "",
-    instances: Annotated[int | None, typer.Option(help="Stable instances per region (2).")] = None,
-    canaries: Annotated[int | None, typer.Option(help="Canary instances per region (1).")] = None,
+    instances: Annotated[
+        int | None, typer.Option(help="Stable instances per region (2; torch, vllm: 1).")
+    ] = None,
+    canaries: Annotated[int | None, typer.Option(help="Canary instances per region (1; vllm: 0).")] = None,
     http: Annotated[bool | None, typer.Option("--http/--no-http", help="Also plain HTTP in.")] = None,
     acl: Annotated[bool | None, typer.Option("--acl/--no-acl", help="Consul ACLs, default deny.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Engine of the executors (echo).")] = None,
+    engine: Annotated[str | None, typer.Option(help="echo, sim, torch or vllm (echo).")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name or folder (the engine's own).")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="Engine option NAME=VALUE; may be repeated.")
+    ] = None,
     token_cost_ms: Annotated[float | None, typer.Option(help="Cost of a token, echo engine (2).")] = None,
     subnet: Annotated[int | None, typer.Option(help="World number: addresses 127.N.r.x.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Ingress certificate chain (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     regions_dir: Annotated[Path | None, typer.Option(help="Folder of region files.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for readiness.")] = 120.0,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait for readiness (120; torch 300, vllm 900).")
+    ] = None,
 ) -> None:
     """Bring up what is missing, wait until it is ready, say where everything is."""
     from mesh.world.show import where
@@ -59,6 +67,8 @@ def up(
         http=http,
         acl=acl,
         engine=engine,
+        model=model,
+        options=tuple(option) if option else None,
         token_cost_ms=token_cost_ms,
         subnet=subnet,
         tls_cert=str(tls_cert.absolute()) if tls_cert else None,

@@ -11,6 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from mesh.world.addresses import ADMIN, CONTROL_PLANE_HTTP, EXECUTOR, SIDECAR
+from mesh.world.engines import ECHO, ENGINES
 from mesh.world.layout import MARKER, RegionLayout
 from mesh.world.spec import SERVICE, Instance, WorldSpec
 
@@ -181,8 +182,7 @@ def _executor(
             *("--sidecar", f"{member.address}:{SIDECAR}"),
             *("--consul", where.consul_http),
             *("--xds-token-sha256", digest),
-            *("--engine", spec.engine),
-            *("--token-cost-ms", f"{spec.token_cost_ms:g}"),
+            *_engine(spec),
         ),
         env=_env(paths, member.id, _role(spec, paths, EXECUTOR_ROLE)),
         ready=Probe(ProbeKind.SERVICE, where.consul_http, member.sidecar_id, digest),
@@ -191,6 +191,13 @@ def _executor(
         after=(REGISTERED,) if spec.acl else (),
         grace_s=15.0,
     )
+
+
+def _engine(spec: WorldSpec) -> tuple[str, ...]:
+    if spec.engine == ECHO:
+        return ("--engine", ECHO, "--token-cost-ms", f"{spec.token_cost_ms:g}")
+    options = (*ENGINES[spec.engine].options, *spec.options)
+    return ("--engine", spec.engine, *(word for text in options for word in ("--option", text)))
 
 
 def _envoy(

@@ -12,6 +12,7 @@ from typing import Any
 
 from mesh.model import CANARY, STABLE
 from mesh.world.addresses import MAX_INSTANCES, RegionAddresses
+from mesh.world.engines import ECHO, ENGINES
 from regions.model import Cloud, Gateways, Region, RegionSet
 
 SERVICE = "chat"
@@ -51,7 +52,8 @@ class WorldSpec:
     """Everything that decides what runs. `regions` carry their loopback gateways already.
 
     number: second octet of all addresses. instances, canaries: per region. token_cost_ms: cost of a
-    token in the echo engine. services_dir: where the control planes read the service catalog.
+    token in the echo engine. model: "" means the engine's own default. options: NAME=VALUE for the engine.
+    services_dir: where the control planes read the service catalog.
     intentions_file: what a new world's intentions are taken from.
     tls_cert, tls_key: a given ingress certificate; empty means self-made.
     """
@@ -62,12 +64,14 @@ class WorldSpec:
     canaries: int = 1
     http: bool = False
     acl: bool = False
-    engine: str = "echo"
+    engine: str = ECHO
     token_cost_ms: float = 2.0
     services_dir: str = ""
     intentions_file: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    model: str = ""
+    options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.instances < 1:
@@ -76,6 +80,10 @@ class WorldSpec:
             raise SpecError(f"canaries: not {self.canaries}")
         if self.total > MAX_INSTANCES:
             raise SpecError(f"instances + canaries: at most {MAX_INSTANCES} per region, not {self.total}")
+        if self.engine not in ENGINES:
+            raise SpecError(f"engine: no {self.engine!r}; there are {', '.join(ENGINES)}")
+        if bad := [text for text in self.options if "=" not in text]:
+            raise SpecError(f"option: {bad[0]!r} is not NAME=VALUE")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise SpecError("tls-cert and tls-key: give both or neither")
         filled = tuple(self._on_loopback(r) for r in self.regions.regions)
@@ -115,6 +123,7 @@ class WorldSpec:
                 zone=zones[number % len(zones)],
                 version=_STAGE_VERSIONS[stage],
                 address=where.instance(number),
+                model=self.model or ENGINES[self.engine].model,
             )
             for number, stage in enumerate(stages)
         )
@@ -144,6 +153,7 @@ def _plain(spec: WorldSpec) -> dict[str, str]:
 def spec_to_json(spec: WorldSpec) -> dict[str, Any]:
     """Plain JSON data; `spec_from_json` gives the same WorldSpec back."""
     body = {name: getattr(spec, name) for name in _SCALARS}
+    body |= {"model": spec.model, "options": list(spec.options)}
     body["regions"] = [region_to_json(r) for r in spec.regions.regions]
     return body
 
@@ -152,7 +162,9 @@ def spec_from_json(body: Mapping[str, Any]) -> WorldSpec:
     """Raises SpecError when a field is missing or of the wrong kind."""
     try:
         regions = RegionSet(tuple(_region_from_json(r) for r in body["regions"]))
-        return WorldSpec(regions=regions, **{name: body[name] for name in _SCALARS})
+        # Not in the descriptions that the first release wrote.
+        later = {"model": body.get("model", ""), "options": tuple(body.get("options", ()))}
+        return WorldSpec(regions=regions, **{name: body[name] for name in _SCALARS}, **later)
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"not a description of a world: {error!r}") from error
 

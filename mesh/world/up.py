@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,13 @@ from rich.console import Console
 
 from mesh.world import create, down, patience, ports, strays, warm
 from mesh.world.control import RegionStatus, SupervisorGone
+from mesh.world.engines import ECHO, ENGINES
 from mesh.world.layout import MARKER
 from mesh.world.process import State
 from mesh.world.progress import Progress
 from mesh.world.runner import find_programs, weir_command
 from mesh.world.wish import Wish
-from mesh.world.world import World
+from mesh.world.world import NoWorld, World, load_description
 from regions.cli.errors import Exit, Refused, WeirError
 
 LOOK_EVERY_S = 0.1
@@ -44,7 +46,7 @@ def bring_up(
     console: Console,
     *,
     regions_dir: Path | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float | None = None,
 ) -> World:
     """Bring up all regions of the world (or `only` one) and wait until they are ready.
 
@@ -52,9 +54,10 @@ def bring_up(
     Raises WeirError (PARTIAL when some regions became ready and some did not).
     """
     started = Started()
+    _prepare(folder, want)
     try:
         world, names = _start(folder, want, only, regions_dir, started)
-        _wait(world, names, started, console, timeout_s)
+        _wait(world, names, started, console, timeout_s or ENGINES[world.spec.engine].ready_s)
         if started.supervisors:
             for region, hosts in warm.wait(world, world.running).items():
                 console.print(f"{region}: its ingress still passes over {'; '.join(hosts)}", markup=False)
@@ -62,6 +65,24 @@ def bring_up(
         _take_back(folder, started, console)
         raise
     return world
+
+
+def _prepare(folder: Path, want: Wish) -> None:
+    """Run what the engine needs first (packages, a model). Each of them talks for itself, on stderr."""
+    found = None
+    with contextlib.suppress(NoWorld):
+        found = load_description(folder)
+    engine = want.engine or (found[1].engine if found is not None else ECHO)
+    for command in ENGINES[engine].needs if engine in ENGINES else ():
+        if command[:2] == ("model", "prepare") and want.model:
+            continue
+        words = [*weir_command(), *command]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+        if done.returncode:
+            said = f"weir {' '.join(command)}"
+            raise WeirError(
+                f"engine {engine}", f"{said} ended with {done.returncode}", f"see above; then {said}"
+            )
 
 
 def _start(

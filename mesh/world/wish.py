@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from mesh.world.engines import ECHO, defaults
 from mesh.world.spec import PINNED, WorldSpec, differences
 from regions.cli.errors import Refused
 from regions.model import RegionSet
@@ -24,6 +25,8 @@ class Wish:
     http: bool | None = None
     acl: bool | None = None
     engine: str | None = None
+    model: str | None = None
+    options: tuple[str, ...] | None = None
     token_cost_ms: float | None = None
     subnet: int | None = None
     tls_cert: str | None = None
@@ -43,7 +46,8 @@ def fresh(wish: Wish, rows: RegionSet, number: int, data: Mapping[str, str]) -> 
     Raises RegionSetError or SpecError when the wish makes no sense.
     """
     regions = rows.only(wish.regions) if wish.regions is not None else rows
-    return WorldSpec(**{**wish.said, **data, "number": number}, regions=regions)
+    usual = defaults(wish.engine or ECHO)
+    return WorldSpec(**{**usual, **wish.said, **data, "number": number}, regions=regions)
 
 
 def settled(
@@ -54,7 +58,7 @@ def settled(
     Raises Refused when the wish differs from what runs, or from what the kept data was made for.
     """
     names = tuple(sorted(wish.regions)) if wish.regions is not None else old.names
-    new = replace(old, **wish.said)
+    new = replace(old, **_of_engine(old, wish), **wish.said)
     if names != old.names or not running:
         # Nothing of the old rows is in use: take them as the files have them now.
         new = replace(new, regions=rows.only(names) if set(names) <= set(rows.names) else old.regions)
@@ -64,6 +68,14 @@ def settled(
     if kept and (pinned := {k: v for k, v in changed.items() if k in PINNED}):
         raise _refused(pinned, "its Consul data was made so", "weir down --purge first; it forgets the KV")
     return new
+
+
+def _of_engine(old: WorldSpec, wish: Wish) -> dict[str, Any]:
+    """What goes with another engine: model, options and numbers of the old one mean nothing to it."""
+    if wish.engine in (None, old.engine):
+        return {}
+    usual: dict[str, Any] = {"model": "", "options": (), **defaults(wish.engine or ECHO)}
+    return {name: value for name, value in usual.items() if name not in wish.said}
 
 
 def _refused(changed: dict[str, tuple[str, str]], why: str, way_out: str) -> Refused:

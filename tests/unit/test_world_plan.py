@@ -258,3 +258,44 @@ def test_status_of_a_world_that_is_down() -> None:
     assert [row["ready"] for row in body["regions"].values()] == [False] * 3
     assert body["traffic"]["chat"]["canary_weight"] is None
     assert body["traffic"]["chat"]["observed"]["requests"] == 0
+
+
+def test_a_vllm_world_is_small_unless_somebody_says_otherwise() -> None:
+    assert (
+        fresh(Wish(engine="vllm"), ROWS, 20, {}).instances,
+        fresh(Wish(engine="vllm"), ROWS, 20, {}).canaries,
+    ) == (1, 0)
+    assert fresh(Wish(engine="vllm", canaries=1), ROWS, 20, {}).canaries == 1
+    assert fresh(Wish(), ROWS, 20, {}).total == 3
+
+
+def test_another_engine_takes_its_own_model_and_numbers_along() -> None:
+    torch = settled(SPEC, Wish(engine="torch"), ROWS, running=(), kept=False)
+    assert {m.model for m in torch.members("cn-north-1")} == {"smollm2-135m-instruct"}
+    back = settled(
+        replace(torch, options=("threads=2",), model="/m"), Wish(engine="echo"), ROWS, running=(), kept=False
+    )
+    assert (back.model, back.options, back.instances, back.canaries) == ("", (), 2, 1)
+    kept = settled(replace(torch, model="/m"), Wish(), ROWS, running=(), kept=False)
+    assert kept.model == "/m"
+
+
+@pytest.mark.parametrize(("said", "named"), [({"engine": "gpt"}, "gpt"), ({"options": ("slots",)}, "slots")])
+def test_an_engine_or_option_that_makes_no_sense_is_named(said: dict[str, Any], named: str) -> None:
+    with pytest.raises(SpecError, match=named):
+        replace(SPEC, **said)
+
+
+def test_engine_options_reach_the_executors() -> None:
+    spec = replace(SPEC, engine="sim", options=("slots=4", "speed=2"))
+    assert spec_from_json(spec_to_json(spec)) == spec
+    plans = processes(spec, LAYOUT.region("us-east-1"), PROGRAMS, digests(spec, "us-east-1"))
+    first = next(p for p in plans if p.name.startswith("chat-stable"))
+    assert first.argv[first.argv.index("--engine") :][:6] == (
+        "--engine",
+        "sim",
+        "--option",
+        "slots=4",
+        "--option",
+        "speed=2",
+    )

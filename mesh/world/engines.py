@@ -1,0 +1,61 @@
+"""Which engines a local world can run, and what each needs before the first process starts.
+
+Law: data and pure functions. The engines themselves are the executor's (services/engines); here stands only
+what differs for a world on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ECHO = "echo"
+SMALL_MODEL = "smollm2-135m-instruct"
+_PREPARE = ("model", "prepare", SMALL_MODEL)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """model: what is served when nobody says. needs: weir commands to run first, in order; each is quick when
+    it has nothing to do. options: NAME=VALUE for the executors of a world, which share one machine.
+    instances, canaries: per region, when nobody says. ready_s: longest time to be ready.
+    """
+
+    model: str
+    needs: tuple[tuple[str, ...], ...] = ()
+    options: tuple[str, ...] = ()
+    instances: int = 2
+    canaries: int = 1
+    ready_s: float = 120.0
+
+
+ENGINES: Mapping[str, EngineRow] = {
+    ECHO: EngineRow("echo-1"),
+    "sim": EngineRow("sim-1"),
+    "torch": EngineRow(
+        SMALL_MODEL,
+        needs=(("setup", "--with", "torch", "--quiet"), _PREPARE),
+        options=("threads=1",),
+        instances=1,
+        ready_s=300.0,
+    ),
+    # A server of 1.4 GB and a minute of both cores each: one a region, and canaries for who asks.
+    "vllm": EngineRow(
+        SMALL_MODEL,
+        needs=(("setup", "--with", "torch", "--quiet"), _PREPARE, ("setup", "--with", "vllm", "--quiet")),
+        instances=1,
+        canaries=0,
+        ready_s=900.0,
+    ),
+}
+
+
+def row(engine: str) -> EngineRow | None:
+    """None for an engine that a world can't run."""
+    return ENGINES.get(engine)
+
+
+def defaults(engine: str) -> dict[str, int]:
+    """Fields of WorldSpec that follow from the engine, unless somebody says otherwise."""
+    found = ENGINES.get(engine, ENGINES[ECHO])
+    return {"instances": found.instances, "canaries": found.canaries}
