@@ -10,6 +10,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from services.instance import Instance
+from services.lifecycle import State
 
 
 def admin_app(drain: Callable[[], None], instance: Instance) -> web.Application:
@@ -44,8 +45,9 @@ def admin_app(drain: Callable[[], None], instance: Instance) -> web.Application:
 def _state(instance: Instance) -> dict[str, object]:
     stats = instance.engine.stats()
     return {
-        "draining": instance.draining,
-        "asleep": instance.asleep,
+        "lifecycle": instance.lifecycle.state,
+        "draining": instance.lifecycle.state is State.DRAINING,
+        "asleep": instance.lifecycle.state is State.ASLEEP,
         "dead": instance.dead,
         "in_flight": instance.in_flight,
         "running": stats.running,

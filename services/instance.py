@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.engine import Engine
+from services.lifecycle import Lifecycle, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,13 @@ class Identity:
 
 
 class Instance:
-    """The running instance. `idle` is set while nothing is in flight."""
+    """The instance of this process. `idle` is set while nothing is in flight. lifecycle: where it stands;
+    None: its engine was started already.
+    """
 
-    def __init__(self, identity: Identity, engine: Engine) -> None:
+    def __init__(self, identity: Identity, engine: Engine, lifecycle: Lifecycle | None = None) -> None:
         self.identity, self.engine = identity, engine
-        self.draining = self.asleep = False
-        self.dead = ""
+        self.lifecycle = lifecycle or Lifecycle(State.RUNNING)
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -47,7 +49,7 @@ class Instance:
         self._gauge("weir_executor_running", "Sequences running", lambda: float(engine.stats().running))
         self._gauge("weir_executor_waiting", "Sequences waiting", lambda: float(engine.stats().waiting))
         self._gauge("weir_executor_kv_used", "Share of the KV cache in use", lambda: engine.stats().kv_used)
-        self._gauge("weir_executor_draining", "1 while draining", lambda: float(self.draining))
+        self._gauge("weir_executor_draining", "1 while draining", lambda: float(self._draining))
 
     def _gauge(self, name: str, text: str, value: object) -> None:
         Gauge(name, text, registry=self.registry).set_function(value)  # type: ignore[arg-type]
@@ -70,17 +72,32 @@ class Instance:
 
     async def sleep(self) -> None:
         """Park the engine; /ready says so. Raises RuntimeError while anything runs."""
-        await self.engine.sleep()
-        self.asleep = True
+        self.lifecycle.to(State.DRAINING)
+        try:
+            await self.engine.sleep()
+        except BaseException:
+            self.lifecycle.to(State.RUNNING)
+            raise
+        self.lifecycle.to(State.ASLEEP)
 
     async def wake(self) -> None:
+        self.lifecycle.to(State.WAKING)
         await self.engine.wake()
-        self.asleep = False
+        self.lifecycle.to(State.RUNNING)
+
+    @property
+    def dead(self) -> str:
+        """Why the engine is broken for good, or empty."""
+        return self.lifecycle.dead
+
+    @property
+    def _draining(self) -> bool:
+        return self.lifecycle.state is State.DRAINING
 
     def why_not_ready(self) -> str:
         """Why no new request should come, or empty."""
-        return self.dead or ("draining" if self.draining else "asleep" if self.asleep else "")
+        return self.lifecycle.why_not_ready()
 
     def failed(self, reason: str) -> None:
         """The engine is broken for good: /health says so and Consul takes the instance out."""
-        self.dead = self.dead or reason
+        self.lifecycle.die(reason)

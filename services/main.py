@@ -25,6 +25,7 @@ from regions.cli.errors import UsageError, WeirError
 from services.admin import admin_app
 from services.engines import make_engine
 from services.instance import Identity, Instance
+from services.lifecycle import Lifecycle, State
 from services.listener import Listener
 from services.registration import LEAVE_S, Drain, Registration, quiet
 from services.server import Server
@@ -88,17 +89,18 @@ async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
     stop, clock = _Stop(), SystemClock()
     engine = make_engine(settings.engine, settings.options, settings.identity.model)
-    instance = Instance(settings.identity, engine)
+    instance = Instance(settings.identity, engine, Lifecycle())
     async with contextlib.AsyncExitStack() as stack:
         registration = await _registration(settings, clock, stack)
         await engine.start()
+        instance.lifecycle.to(State.RUNNING)
         for listener in _listeners(settings, instance, clock, stop):
             stack.push_async_callback(listener.stop)
             await _bind(listener, settings.identity.instance)
         _say_ready(settings)
         if registration is None:
             await stop.asked.wait()
-            instance.draining = True
+            instance.lifecycle.leave()
             # Nobody is told, so there is no news to wait for.
             how = Drain(settings.drain.deadline_s, 0.0)
             await _unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
@@ -111,7 +113,7 @@ async def _registered(registration: Registration, how: Drain, instance: Instance
     try:
         # A registration that broke (a bug: its errors are handled) must not leave a server nobody hears of.
         await _unless(stop.asked, keeping, cancel=False)
-        instance.draining = True
+        instance.lifecycle.leave()
         drain = asyncio.ensure_future(registration.drain(how, lambda: instance.in_flight))
         await _unless(stop.now, drain)
     finally:

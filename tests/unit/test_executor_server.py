@@ -281,7 +281,7 @@ def test_ready_says_no_while_draining_or_asleep_and_health_says_alive() -> None:
         assert (await it.post(TEXT_PATH, TEXT))[0] == 503
         await it.instance.wake()
         assert (await it.status("/ready"), (await it.post(TEXT_PATH, TEXT))[0]) == (200, 200)
-        it.instance.draining = True
+        it.instance.lifecycle.leave()
         assert (await it.status("/ready"), await it.status("/health")) == (503, 200)
         assert (await it.post(TEXT_PATH, TEXT))[0] == 200, "who comes late is served"
 
