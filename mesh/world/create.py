@@ -15,6 +15,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from intentions.load import default_file
 from mesh.consul.acl import roles_for, write_tokens
 from mesh.world import certs, files, ports, wish
 from mesh.world.addresses import FIRST_WORLD
+from mesh.world.engines import ECHO, ENGINES
 from mesh.world.layout import WorldLayout, runtime_folder
 from mesh.world.spec import SERVICE, SpecError, WorldSpec, region_to_json
 from mesh.world.wish import Wish
@@ -52,9 +54,9 @@ def settled(folder: Path, want: Wish, regions_dir: Path | None) -> Iterator[Worl
             return
         regions = rows.only(want.regions) if want.regions is not None else rows
         # Checks the wish before a number is sought; the number itself is decided below.
-        draft = wish.fresh(want, rows, want.subnet or FIRST_WORLD, _data())
+        draft = wish.fresh(want, rows, want.subnet or FIRST_WORLD, _data(want.engine))
     with ports.chosen(want.subnet, len(regions.names), draft.total, http=draft.http) as number:
-        spec = wish.fresh(want, rows, number, _data())
+        spec = wish.fresh(want, rows, number, _data(want.engine))
         runtime = runtime_folder(folder, os.environ, os.getuid(), max(map(len, spec.names)))
         yield _write(WorldLayout(folder, runtime), spec)
 
@@ -63,6 +65,8 @@ def _keep(layout: WorldLayout, old: WorldSpec, want: Wish, rows: RegionSet) -> W
     world = World.load(layout.folder)
     kept = any(layout.region(name).consul_data.exists() for name in old.names)
     spec = wish.settled(old, want, rows, running=world.running, kept=kept)
+    if spec.engine != old.engine:
+        spec = replace(spec, **_data(spec.engine))
     return _write(layout, spec)
 
 
@@ -138,24 +142,25 @@ def forget(folder: Path, names: Sequence[str] = OURS) -> None:
         folder.rmdir()
 
 
-def _data() -> dict[str, str]:
+def _data(engine: str | None) -> dict[str, str]:
     """Where the world's processes read what isn't kept in its own folder."""
+    catalog = ENGINES[engine if engine in ENGINES else ECHO].catalog
     return {
-        "services_dir": str(default_services_dir()),
+        "services_dir": str(default_services_dir(catalog)),
         "intentions_file": str(default_file().absolute()),
     }
 
 
-def default_services_dir() -> Path:
-    """`./services/catalog` when it has files, else the catalog that ships with weir."""
-    here = Path("services/catalog").absolute()
+def default_services_dir(catalog: str = "catalog") -> Path:
+    """`./services/catalog` (or another one of its folder) when it has files, else the one that ships with weir."""
+    here = Path("services", catalog).absolute()
     if any(here.glob("*.yaml")):
         return here
     found = importlib.util.find_spec("services")
     places = list(found.submodule_search_locations or ()) if found is not None else []
     if not places:
         raise UsageError("services/catalog", "not found", "run weir where services/catalog is")
-    return Path(places[0]) / "catalog"
+    return Path(places[0]) / catalog
 
 
 @contextmanager

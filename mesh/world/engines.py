@@ -18,7 +18,8 @@ _PREPARE = ("model", "prepare", SMALL_MODEL)
 class EngineRow:
     """model: what is served when nobody says. needs: weir commands to run first, in order; each is quick when
     it has nothing to do. options: NAME=VALUE for the executors of a world, which share one machine.
-    instances, canaries: per region, when nobody says. ready_s: longest time to be ready.
+    instances, canaries: per region, when nobody says. ready_s: longest time to be ready. catalog: folder in
+    services/ with the service rows whose time limits fit this engine.
     """
 
     model: str
@@ -27,6 +28,7 @@ class EngineRow:
     instances: int = 2
     canaries: int = 1
     ready_s: float = 120.0
+    catalog: str = "catalog"
 
 
 ENGINES: Mapping[str, EngineRow] = {
@@ -38,6 +40,7 @@ ENGINES: Mapping[str, EngineRow] = {
         options=("threads=1",),
         instances=1,
         ready_s=300.0,
+        catalog="catalog_cpu",
     ),
     # A server of 1.4 GB and a minute of both cores each: one a region, and canaries for who asks.
     "vllm": EngineRow(
@@ -46,6 +49,7 @@ ENGINES: Mapping[str, EngineRow] = {
         instances=1,
         canaries=0,
         ready_s=900.0,
+        catalog="catalog_cpu",
     ),
 }
 
