@@ -66,7 +66,7 @@ def _keep(layout: WorldLayout, old: WorldSpec, want: Wish, rows: RegionSet) -> W
     kept = any(layout.region(name).consul_data.exists() for name in old.names)
     spec = wish.settled(old, want, rows, running=world.running, kept=kept)
     if spec.engine != old.engine:
-        spec = replace(spec, **_data(spec.engine))
+        spec = replace(spec, services_dir=_data(spec.engine)["services_dir"])
     return _write(layout, spec)
 
 
@@ -144,7 +144,7 @@ def forget(folder: Path, names: Sequence[str] = OURS) -> None:
 
 def _data(engine: str | None) -> dict[str, str]:
     """Where the world's processes read what isn't kept in its own folder."""
-    catalog = ENGINES[engine if engine in ENGINES else ECHO].catalog
+    catalog = ENGINES.get(engine or ECHO, ENGINES[ECHO]).catalog
     return {
         "services_dir": str(default_services_dir(catalog)),
         "intentions_file": str(default_file().absolute()),
@@ -152,7 +152,7 @@ def _data(engine: str | None) -> dict[str, str]:
 
 
 def default_services_dir(catalog: str = "catalog") -> Path:
-    """`./services/catalog` (or another one of its folder) when it has files, else the one that ships with weir."""
+    """`./services/catalog` (or that folder) when it has files, else the one that ships with weir."""
     here = Path("services", catalog).absolute()
     if any(here.glob("*.yaml")):
         return here
