@@ -1,0 +1,87 @@
+"""What the kernel knows about the pages of an address range, and what we tell it to do with them.
+
+Law: system calls on addresses that the caller owns; no torch, no files, no policy. Python's own
+`mmap.madvise` holds the interpreter lock for the length of the call, which for 512 MB is the time of several
+decode steps; through ctypes the lock is free meanwhile.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import errno
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+PAGE = mmap.PAGESIZE
+MADV_DONTNEED = 4
+MADV_POPULATE_READ = 22
+"""Since Linux 5.14; Python 3.11 has no name for it."""
+
+_ENTRY = 8
+_CHUNK = 1 << 20
+_FILL_UNIT = 32 << 20
+_FILL_THREADS = 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def up(nbytes: int, step: int = PAGE) -> int:
+    """The next multiple of `step`."""
+    return -(-nbytes // step) * step
+
+
+def advise(address: int, nbytes: int, advice: int) -> None:
+    """madvise(2). Raises OSError."""
+    if _libc.madvise(address, nbytes, advice) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"madvise({advice}) of {nbytes} bytes: {os.strerror(code)}")
+
+
+def give_back(address: int, nbytes: int) -> None:
+    """Take these pages out of this process. What was written to them is lost; a private or shared mapping of
+    a file shows the file again when read, an anonymous one zeros.
+    """
+    advise(address, up(nbytes), MADV_DONTNEED)
+
+
+def fill(address: int, nbytes: int) -> None:
+    """Bring the pages in, several threads at a time; what the disk must give is read here. Raises OSError,
+    also where a file ends before its mapping does (a plain read of such a page would kill the process).
+    """
+    cuts = [*range(0, nbytes, _FILL_UNIT), nbytes]
+    with ThreadPoolExecutor(_FILL_THREADS, "weir-fill") as pool:
+        list(pool.map(lambda cut: _fill(address + cut[0], cut[1] - cut[0]), pairwise(cuts)))
+
+
+def _fill(address: int, nbytes: int) -> None:
+    try:
+        advise(address, up(nbytes), MADV_POPULATE_READ)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # An older kernel: touch each page.
+        for offset in range(0, nbytes, PAGE):
+            ctypes.string_at(address + offset, 1)
+
+
+def resident(address: int, nbytes: int) -> int:
+    """Bytes of this range that this process holds in memory. mincore(2) would answer for the page cache,
+    which is everybody's, hence /proc/self/pagemap. Raises OSError where there is no such file.
+    """
+    found = 0
+    first, count = address // PAGE, up(nbytes) // PAGE
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        pagemap.seek(first * _ENTRY)
+        while count > 0:
+            # Signed: bit 63, "present", is the sign.
+            entries = array.array("q")
+            entries.frombytes(pagemap.read(min(_CHUNK, count * _ENTRY)))
+            if not entries:
+                break
+            found += sum(1 for entry in entries if entry < 0)
+            count -= len(entries)
+    return found * PAGE
