@@ -20,6 +20,7 @@ from mesh.xds.resource_set import Reference, Resource, make
 
 STAGES = (STABLE, CANARY)
 
+QUEUE_FULL = 429
 HOST_SELECTION_ATTEMPTS = 8
 """How often a retry asks the balancer again for a host that it has not tried yet."""
 
@@ -159,10 +160,14 @@ def _retries(spec: ServiceSpec) -> Json:
 
     `per_try_timeout` is the first-byte timeout: Envoy ignores it once the response has begun, unlike
     `per_try_idle_timeout`, which would also cut a stream that pauses between tokens.
+
+    429 is an instance whose queue is full: no failure, and another one may have room. The retry budget keeps
+    this from making an overload of all of them worse.
     """
     base = max(1, spec.retry.base_interval_ms) / 1000
     return {
-        "retry_on": "connect-failure,refused-stream,reset,gateway-error",
+        "retry_on": "connect-failure,refused-stream,reset,gateway-error,retriable-status-codes",
+        "retriable_status_codes": [QUEUE_FULL],
         "num_retries": spec.retry.attempts,
         "per_try_timeout": seconds(spec.first_byte_timeout_s),
         "retry_back_off": {"base_interval": seconds(base), "max_interval": seconds(base * 10)},

@@ -221,6 +221,34 @@ def test_over_the_limit_comes_429_with_retry_after_and_a_weight_change_fills_no_
     asyncio.run(story())
 
 
+def test_an_instance_whose_queue_is_full_is_passed_over_and_not_taken_for_broken(folder: Path) -> None:
+    """Pain 17: 429 is back-pressure: another instance is asked; if all are full the client hears it."""
+    ends = tuple(samples.endpoint(CN, STABLE, n) for n in (0, 1))
+    snap = replace(
+        two_regions(), endpoints=ends, gateways=(), plans={"chat": plan("chat", (CN, STABLE, FULL))}
+    )
+    full: set[str] = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        here = request.transport.get_extra_info("sockname")[0] if request.transport else ""
+        return web.Response(status=429, headers={"retry-after": "3"}) if here in full else web.Response()
+
+    async def story() -> None:
+        async with running(folder, snap, answer) as (_, http):
+            full.add(ends[0].address)
+            assert {a.status for a in await closed_loop(http, f"{HTTP}/chat/x", [{}] * 60, workers=4)} == {
+                200
+            }
+            page = await fetch(f"http://{INGRESS}:19000/clusters")
+            assert page is not None
+            assert "failed_outlier_check" not in page[1]
+            full.add(ends[1].address)
+            async with http.get(f"{HTTP}/chat/x") as refused:
+                assert (refused.status, refused.headers["retry-after"]) == (429, "3")
+
+    asyncio.run(story())
+
+
 def test_streams_pass_unbuffered_over_http1_and_http2(folder: Path) -> None:
     async def story() -> None:
         seen = asyncio.Event()
