@@ -111,7 +111,7 @@ def _head_dim(text: Mapping[str, Any], heads: int) -> int:
 def _windows(text: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Window of each layer; () when no layer has one.
 
-    `layer_types` decides where it is given. Else Qwen2's pair: `use_sliding_window` switches it on, and layers
+    `layer_types` decides where it is given. Else Qwen2's pair: `use_sliding_window` switches it on, layers
     below `max_window_layers` keep all. Else `sliding_window` is every layer's (Mistral, Phi-3).
     """
     window = _number(text, "sliding_window", 0)
