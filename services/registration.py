@@ -82,7 +82,7 @@ class Registration:
     def __init__(self, agent: Agent, it: register.Instance, clock: Clock, rng: Random) -> None:
         self._agent, self._it, self._clock, self._rng = agent, it, clock, rng
         self._lock = asyncio.Lock()
-        self._first = True
+        self._first, self._leaving = True, False
         self._failures = 0
         self.known = self.gone = False
 
@@ -107,14 +107,38 @@ class Registration:
             good = await self.tick()
             await self._clock.sleep(TICK_S if good else retry_s(self._failures, self._rng))
 
+    @property
+    def lifecycle(self) -> str:
+        """What Consul has been told, or will be at the next tick that works."""
+        return self._it.lifecycle
+
+    def place(self, device: str) -> None:
+        """From the next tick on this device is told."""
+        self._it = replace(self._it, device=device)
+
+    async def become(self, lifecycle: str, slept_at: int = 0, within_s: float = CALL_S) -> bool:
+        """Tell Consul now. False when it couldn't be told in time; then `run` goes on trying.
+
+        One that is leaving says DRAINING to its end, whatever else is wished.
+        """
+        if self._leaving:
+            lifecycle, slept_at = register.DRAINING, 0
+        self._it = replace(self._it, lifecycle=lifecycle, slept_at=slept_at)
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.tick()
+        except TimeoutError:
+            log.warning("Consul did not answer within %g s", within_s)
+            return False
+
     async def drain(self, how: Drain, in_flight: Callable[[], int]) -> int:
         """DRAINING in Consul, then wait until nothing is in flight. Returns what is left at the deadline.
 
         When Consul can't be told, the wait is the same: the mesh may still be sending.
         """
-        self._it = replace(self._it, lifecycle=register.DRAINING)
+        self._leaving = True
         started = self._clock.monotonic()
-        await self._within(how.deadline_s / 2, self.tick())
+        await self.become(register.DRAINING, within_s=how.deadline_s / 2)
         spent = self._clock.monotonic() - started
         return await quiet(Drain(how.deadline_s - spent, how.settle_s), in_flight, self._clock)
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Problems = tuple[str, ...]
 
 SIDECAR_SUFFIX = "-sidecar-proxy"
-RESTING = frozenset({"draining", "asleep", "waking"})
+RESTING = frozenset({"draining", "asleep", "waking", "starting", "cold", "quarantined"})
 """Lifecycles that take no new request."""
 _MAINTENANCE = ("_node_maintenance", "_service_maintenance:")
 _WORST = (Health.CRITICAL, Health.WARNING)

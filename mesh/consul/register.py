@@ -14,6 +14,8 @@ from typing import Any
 from mesh.model import ProxyKind
 
 READY, DRAINING, ASLEEP, WAKING = "ready", "draining", "asleep", "waking"
+STARTING, COLD, QUARANTINED = "starting", "cold", "quarantined"
+"""Values of the meta key `lifecycle`; only READY takes traffic (mesh.consul.decode)."""
 SIDECAR_PORT = 21000
 FORGET_AFTER = "1h"
 FAILURES_BEFORE_CRITICAL = 2
@@ -22,7 +24,11 @@ FAILURES_BEFORE_CRITICAL = 2
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance of a service and its sidecar. Addresses are IP literals, ports TCP."""
+    """One instance of a service and its sidecar. Addresses are IP literals, ports TCP.
+
+    device: which it runs on, a name that is unique on its host ("cpu", the UUID of a GPU or MIG slice).
+    admin: host:port of its admin verbs. slept_at: unix seconds when it fell asleep, 0: it does not sleep.
+    """
 
     service: str
     id: str
@@ -39,9 +45,14 @@ class Instance:
     sidecar_port: int = SIDECAR_PORT
     lifecycle: str = READY
     health_path: str = "/health"
+    device: str = ""
+    admin: str = ""
+    slept_at: int = 0
 
 
 _META = ("region", "zone", "stage", "version", "model", "tenant_class", "lifecycle")
+_POOL_META = ("device", "admin", "slept_at")
+"""For who reads the pool from Consul; left out where there is nothing to say."""
 
 
 def sidecar_id(instance_id: str) -> str:
@@ -52,7 +63,7 @@ def sidecar_id(instance_id: str) -> str:
 def instance(it: Instance) -> dict[str, Any]:
     """Body for `Consul.register`: the instance with its HTTP check, its sidecar with an alias check."""
     facts = asdict(it)
-    meta = {name: facts[name] for name in _META}
+    meta = {name: facts[name] for name in _META} | {n: str(facts[n]) for n in _POOL_META if facts[n]}
     return {
         "ID": it.id,
         "Name": it.service,
