@@ -15,6 +15,7 @@ from typing import Any
 from regions.cli.errors import UsageError
 from services.kv.config import ConfigError, weights_bytes
 from services.kv.published import PUBLISHED
+from services.models.store import find
 
 CONFIG = "config.json"
 _MAX_CONFIG = 1 << 20
@@ -37,17 +38,13 @@ def describe(name: str) -> Described:
     path = Path(name).expanduser()
     if path.exists():
         return _of_path(name, path)
-    folder = _stored(name)
-    if folder is not None:
-        return _of_path(name, folder)
     published = PUBLISHED.get(name.lower())
-    if published is None:
-        known = ", ".join(PUBLISHED)
-        raise UsageError(
-            f"model {name!r}",
-            "neither a path, nor in the store (`weir model list`), nor a published shape",
-            f"published shapes: {known}",
-        )
+    try:
+        return _of_path(name, find(name))
+    except UsageError as error:
+        if published is None:
+            known = f"published shapes: {', '.join(PUBLISHED)}"
+            raise UsageError(error.what, error.why, f"{error.way_out}; {known}") from None
     return Described(name, "published shape", published, weights_bytes(published))
 
 
@@ -86,13 +83,3 @@ def _files_bytes(folder: Path) -> int | None:
             header = int.from_bytes(stream.read(8), "little")
         sizes.append(max(0, file.stat().st_size - 8 - header))
     return sum(sizes) if sizes else None
-
-
-def _stored(name: str) -> Path | None:
-    """The folder of a model in the store; None when it isn't there."""
-    from services.models.store import find
-
-    try:
-        return Path(find(name))
-    except UsageError:
-        return None
