@@ -112,13 +112,14 @@ def _windows(text: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Window of each layer; () when no layer has one.
 
     `layer_types` decides where it is given. Else Qwen2's pair: `use_sliding_window` switches it on, layers
-    below `max_window_layers` keep all. Else `sliding_window` is every layer's (Mistral, Phi-3).
+    below `max_window_layers` keep all. Else `sliding_window` is every layer's (Mistral, Phi-3), and Llama has
+    none whatever its config says, as in transformers.
     """
     window = _number(text, "sliding_window", 0)
     kinds = text.get("layer_types")
     if kinds is not None:
         return _typed(kinds, window, layers)
-    if not window or text.get("use_sliding_window") is False:
+    if not window or text.get("use_sliding_window") is False or text.get("model_type") == "llama":
         return ()
     if text.get("use_sliding_window") and "max_window_layers" in text:
         full = min(_number(text, "max_window_layers", 0), layers)

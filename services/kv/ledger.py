@@ -54,17 +54,18 @@ class _Holding:
 class KvLedger:
     """Bookings of one engine's cache of `capacity` blocks."""
 
-    def __init__(self, capacity: int, block: int = DEFAULT_BLOCK, window: int = 0) -> None:
-        if capacity < 0 or block < 1 or window < 0:
-            raise ValueError(f"capacity {capacity}, block {block}, window {window}: not sizes")
-        self.capacity, self.block, self.window = capacity, block, window
+    def __init__(self, capacity: int, block: int = DEFAULT_BLOCK, window: int = 0, chunk: int = 1) -> None:
+        if capacity < 0:
+            raise ValueError(f"capacity {capacity}: not a number of blocks")
+        blocks_for(0, block, window, chunk)  # refuses what is no size
+        self.capacity, self.block, self.window, self.chunk = capacity, block, window, chunk
         self._holdings: dict[str, _Holding] = {}
         self._used = 0
 
     @classmethod
     def of_shape(cls, shape: KvShape, memory: int) -> KvLedger:
         """A ledger for the blocks of `shape` that go into `memory` bytes."""
-        return cls(shape.pool_blocks(memory), shape.block, shape.pool_window)
+        return cls(shape.pool_blocks(memory), shape.block, shape.pool_window, shape.chunk)
 
     @property
     def used(self) -> int:
@@ -91,7 +92,7 @@ class KvLedger:
 
     def blocks(self, tokens: int) -> int:
         """Blocks that a sequence of `tokens` needs here."""
-        return blocks_for(tokens, self.block, self.window)
+        return blocks_for(tokens, self.block, self.window, self.chunk)
 
     def reserved(self, request_id: str) -> int:
         """Blocks promised to this request; 0 when it holds none."""

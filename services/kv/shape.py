@@ -63,17 +63,18 @@ def kept_tokens(tokens: int, window: int = 0) -> int:
     return min(tokens, window) if window else tokens
 
 
-def blocks_for(tokens: int, block: int, window: int = 0) -> int:
-    """Blocks that a sequence of `tokens` holds.
+def blocks_for(tokens: int, block: int, window: int = 0, chunk: int = 1) -> int:
+    """Most blocks that a sequence of `tokens` ever holds at once.
 
-    window: tokens that a query looks back at, itself included; 0: all. Blocks wholly behind the window are
-    given back, but its edge may lie anywhere inside one: `window` tokens touch up to
-    ceil((window - 1) / block) + 1 blocks, and that many are counted once the sequence is that long.
+    window: tokens that a query looks back at, itself included; 0: all. chunk: tokens computed in one step of
+    prefill. Blocks wholly behind the window of a step's first token are given back before it, but the edge
+    may lie anywhere inside a block: `window - 1 + chunk` tokens touch up to
+    ceil((window + chunk - 2) / block) + 1 of them.
     """
-    if tokens < 0 or block < 1 or window < 0:
-        raise ValueError(f"tokens {tokens}, block {block}, window {window}: not sizes")
+    if tokens < 0 or block < 1 or window < 0 or chunk < 1:
+        raise ValueError(f"tokens {tokens}, block {block}, window {window}, chunk {chunk}: not sizes")
     whole = ceil_div(tokens, block)
-    return min(whole, ceil_div(window - 1, block) + 1) if window else whole
+    return min(whole, ceil_div(window + chunk - 2, block) + 1) if window else whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class KvShape:
     kv_heads, heads: of keys and values, and of queries (equal: MHA; 1 kv head: MQA; between: GQA). dtype:
     torch's name. block: tokens per block. alignment: bytes to which the vector of one head is padded
     (1: not at all, which is what the torch engine does). windows: of each layer, 0 where it keeps all;
-    empty: every layer keeps all. context: the model's own limit in tokens, 0: not known.
+    empty: every layer keeps all. context: the model's own limit in tokens, 0: not known. chunk: prompt tokens
+    that the engine computes in one step; with a window, what a step writes comes on top of it.
     """
 
     layers: int
@@ -95,9 +97,10 @@ class KvShape:
     windows: tuple[int, ...] = ()
     heads: int = 0
     context: int = 0
+    chunk: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("layers", "kv_heads", "head_dim", "block", "alignment"):
+        for name in ("layers", "kv_heads", "head_dim", "block", "alignment", "chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
         if self.windows and len(self.windows) != self.layers:
@@ -139,7 +142,7 @@ class KvShape:
 
     def blocks(self, tokens: int) -> int:
         """Blocks of the pool that a sequence of `tokens` holds."""
-        return blocks_for(tokens, self.block, self.pool_window)
+        return blocks_for(tokens, self.block, self.pool_window, self.chunk)
 
     def sequence_bytes(self, tokens: int) -> int:
         """What a sequence of `tokens` holds in the pool: whole blocks, in all layers."""
@@ -148,14 +151,14 @@ class KvShape:
     def layer_bytes(self, tokens: int, layer: int) -> int:
         """What one layer alone needs for a sequence: whole blocks, its own window."""
         window = self.windows[layer] if self.windows else 0
-        return blocks_for(tokens, self.block, window) * self.block * self.bytes_per_token_layer
+        return blocks_for(tokens, self.block, window, self.chunk) * self.block * self.bytes_per_token_layer
 
     def per_layer_bytes(self, tokens: int) -> int:
         """What a cache with a table of blocks per layer would need: the sum over the layers' own windows.
         Less than `sequence_bytes` where only some layers have a window."""
         if not self.windows:
             return self.layers * self.layer_bytes(tokens, 0)
-        per_window = {w: blocks_for(tokens, self.block, w) for w in set(self.windows)}
+        per_window = {w: blocks_for(tokens, self.block, w, self.chunk) for w in set(self.windows)}
         return sum(per_window[w] for w in self.windows) * self.block * self.bytes_per_token_layer
 
     def pool_bytes(self, blocks: int) -> int:

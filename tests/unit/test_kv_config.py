@@ -77,7 +77,11 @@ def test_the_kv_type_follows_the_weights_unless_said() -> None:
     ],
 )
 def test_windows_by_layer(fields: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert shape_of({**SMALL, **fields}).windows == windows
+    assert shape_of({**SMALL, "model_type": "mistral", **fields}).windows == windows
+
+
+def test_llama_itself_has_no_window() -> None:
+    assert shape_of({**SMALL, "sliding_window": 8}).windows == ()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kv.shape import DTYPE_BYTES, KvShape, blocks_for, dtype_name, kept_tokens
+from services.kv.shape import DTYPE_BYTES, KvShape, blocks_for, dtype_name
 
 GIB = 1024**3
 
@@ -64,16 +64,21 @@ def test_blocks_are_whole_and_a_window_bounds_them(tokens: int, window: int, blo
     assert blocks_for(tokens, 16, window) == blocks
 
 
-@given(tokens=st.integers(1, 400), block=st.integers(1, 40), window=st.integers(1, 200))
-def test_a_window_needs_exactly_the_blocks_it_touches_at_worst(tokens: int, block: int, window: int) -> None:
-    """Against the definition: at each length, the blocks between the window's first and last token."""
+@given(
+    tokens=st.integers(1, 300), block=st.integers(1, 40), window=st.integers(1, 100), chunk=st.integers(1, 50)
+)
+def test_a_window_needs_exactly_the_blocks_it_touches_at_worst(
+    tokens: int, block: int, window: int, chunk: int
+) -> None:
+    """Against the definition: steps of `chunk` tokens, each holding the blocks from the first token that its
+    first query sees to its own last one, from every possible start."""
     worst = max(
-        (length - 1) // block - (length - kept_tokens(length, window)) // block + 1
-        for length in range(max(1, tokens - block), tokens + 1)
+        (min(first + chunk, tokens) - 1) // block - max(0, first - window + 1) // block + 1
+        for first in range(tokens)
     )
-    assert worst <= blocks_for(tokens, block, window)
-    if tokens > window + block:
-        assert worst == blocks_for(tokens, block, window)
+    assert worst <= blocks_for(tokens, block, window, chunk)
+    if tokens > window + chunk + block:
+        assert worst == blocks_for(tokens, block, window, chunk)
 
 
 @given(shape=shapes, tokens=st.integers(0, 5000), more=st.integers(0, 100))
