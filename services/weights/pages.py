@@ -54,10 +54,11 @@ def fill(address: int, nbytes: int) -> None:
     """
     cuts = [*range(0, nbytes, _FILL_UNIT), nbytes]
     with ThreadPoolExecutor(_FILL_THREADS, "weir-fill") as pool:
-        list(pool.map(lambda cut: _fill(address + cut[0], cut[1] - cut[0]), pairwise(cuts)))
+        list(pool.map(lambda cut: populate(address + cut[0], cut[1] - cut[0]), pairwise(cuts)))
 
 
-def _fill(address: int, nbytes: int) -> None:
+def populate(address: int, nbytes: int) -> None:
+    """The same in this thread."""
     try:
         advise(address, up(nbytes), MADV_POPULATE_READ)
     except OSError as error:
