@@ -1,0 +1,204 @@
+"""The Engine that holds two of the same model: the primary answers, the secondary where a rule says so.
+
+Law: an error after the first token is never hidden; another model never answers. What went wrong first is
+what the client hears: when the secondary can't take over either, the primary's error comes through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from mesh.clock import Clock, SystemClock
+from services.engine import Engine, EngineFacts, EngineStats, GenerateRequest, Token
+from services.fallback.pair import Pair, facts_of, stats_of
+from services.fallback.rules import (
+    DEFAULT_RULES,
+    STAY,
+    Choice,
+    Facts,
+    Reason,
+    Rule,
+    Which,
+    decide,
+    fragmented,
+)
+from services.fallback.tally import Tally
+from services.faults import DeadlinePassed, EngineFault, Refused
+
+log = logging.getLogger("weir.fallback")
+
+REMEMBERED = 4096
+"""Reasons kept for `reason_of`, also a while after the answer ended."""
+
+
+@runtime_checkable
+class TellsReason(Protocol):
+    """What the answer's header x-weir-fallback asks of an engine that has it."""
+
+    def reason_of(self, request_id: str) -> str:
+        """Why the second engine answers this request; "": it doesn't."""
+
+
+class FallbackEngine:
+    """An Engine over two. Neither is started yet; `start` starts both and refuses two different models."""
+
+    def __init__(
+        self,
+        primary: Engine,
+        secondary: Engine,
+        rules: tuple[Rule, ...] = DEFAULT_RULES,
+        clock: Clock | None = None,
+    ) -> None:
+        self._pair, self._rules, self._clock = Pair(primary, secondary), rules, clock or SystemClock()
+        self._long = any(rule.when is Reason.SEQUENCE_LENGTH for rule in rules)
+        self._tally = Tally(reason.value for reason in Reason)
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+        self._fragmented = False
+
+    async def start(self) -> None:
+        """Raises UsageError when the two serve different models."""
+        await self._pair.start()
+
+    def facts(self) -> EngineFacts:
+        first, second = self._pair.primary.facts(), self._pair.secondary.facts()
+        return facts_of(first, second, long_goes_second=self._long)
+
+    def size(self, request: GenerateRequest) -> int:
+        return self._pair.primary.size(request)
+
+    def reason_of(self, request_id: str) -> str:
+        """A rule's name, known from the first token on and for a while after the last; "": the primary
+        answers."""
+        return self._reasons.get(request_id, "")
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
+        """Tokens of one of the two, all from the same. Raises what the primary raised, unless the secondary
+        was asked first or had begun."""
+        if not self._pair.started or self._pair.asleep:
+            raise RuntimeError("the engine sleeps" if self._pair.asleep else "the engine was not started")
+        arrived = self._clock.monotonic()
+        choice, trimmed = self._choose(request)
+        fault: Exception | None = None
+        if choice.engine is Which.PRIMARY:
+            begun = False
+            try:
+                async with aclosing(self._pair.primary.generate(trimmed)) as tokens:
+                    async for token in tokens:
+                        begun = True
+                        yield token
+                return
+            except Exception as error:
+                choice = STAY if begun else self._after(error)
+                if choice.engine is Which.PRIMARY:
+                    raise
+                fault = error
+        async with aclosing(self._second(request, choice, arrived, fault)) as rest:
+            async for token in rest:
+                yield token
+
+    async def _second(
+        self, request: GenerateRequest, choice: Choice, arrived: float, fault: Exception | None
+    ) -> AsyncGenerator[Token, None]:
+        """The secondary's answer. fault: what the primary said to this request before, if it was asked."""
+        known = self._clock.monotonic()
+        self._say(request, choice.reason, fault)
+        count = self._tally.by_reason[choice.reason]
+        self._tally.enter(choice.reason, known)
+        begun = failed = False
+        try:
+            left = _in_the_time_left(request, known - arrived)
+            count.switch_s += self._clock.monotonic() - known
+            async with aclosing(self._pair.secondary.generate(left)) as tokens:
+                async for token in tokens:
+                    if not begun:
+                        begun = True
+                        count.first_s += self._clock.monotonic() - known
+                    yield token
+        except Exception as error:
+            failed = True
+            if fault is not None and not begun and not isinstance(error, DeadlinePassed):
+                log.warning("%s: the fallback failed as well: %s", request.request_id, _name(error))
+                raise fault from error
+            raise
+        finally:
+            self._tally.leave(choice.reason, known, self._clock.monotonic(), failed=failed)
+
+    def _choose(self, request: GenerateRequest) -> tuple[Choice, GenerateRequest]:
+        """Who answers, and the request as the primary would get it.
+
+        A request that fills the context to its last token asked for no length of its own (that is what the
+        door makes of a missing max_tokens). It counts with its prompt alone, or every such request to a model
+        of a long context would be a long sequence; the primary gives it what fits into its own context.
+        """
+        primary, told = self._pair.primary, self.facts().context
+        stats, context, prompt = primary.stats(), primary.facts().context, self.size(request)
+        open_ended = bool(told) and prompt + request.max_tokens >= told
+        if open_ended and prompt < context < told:
+            request = replace(request, max_tokens=context - prompt)
+        facts = Facts(
+            sequence_tokens=prompt + (1 if open_ended else request.max_tokens),
+            context=context,
+            fragmentation=stats.fragmentation,
+            running=stats.running,
+            fragmented=self._fragmented,
+            error="engine_dead" if stats.dead else "",
+            secondary_dead=bool(self._pair.secondary.stats().dead),
+        )
+        self._fragmented = fragmented(self._rules, facts)
+        return decide(self._rules, facts), request
+
+    def _after(self, error: Exception) -> Choice:
+        """Who answers after the primary failed before its first token."""
+        if isinstance(error, DeadlinePassed):
+            return STAY
+        dead = bool(self._pair.secondary.stats().dead)
+        if isinstance(error, Refused):
+            refused = error.code if error.status == 429 else ""
+            return decide(self._rules, Facts(refused=refused, secondary_dead=dead))
+        code = error.code if isinstance(error, EngineFault) else "engine_error"
+        return decide(self._rules, Facts(error=code, secondary_dead=dead))
+
+    def _say(self, request: GenerateRequest, reason: str, fault: Exception | None) -> None:
+        self._reasons[request.request_id] = reason
+        self._reasons.move_to_end(request.request_id)
+        if len(self._reasons) > REMEMBERED:
+            self._reasons.popitem(last=False)
+        after = f" after {_name(fault)}" if fault else ""
+        level = logging.WARNING if reason == Reason.ENGINE_ERROR else logging.INFO
+        log.log(level, "%s: falls back: %s%s", request.request_id, reason, after)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Both or none."""
+        await self._pair.sleep(level)
+
+    async def wake(self) -> None:
+        """Both or none."""
+        await self._pair.wake()
+
+    def stats(self) -> EngineStats:
+        pair = self._pair
+        stands_in = any(rule.when is Reason.ENGINE_ERROR for rule in self._rules)
+        both = stats_of(pair.primary.stats(), pair.secondary.stats(), pair.share, stands_in=stands_in)
+        return replace(both, extra={**both.extra, **self._tally.figures(self._clock.monotonic())})
+
+    async def close(self) -> None:
+        await self._pair.close()
+
+
+def _in_the_time_left(request: GenerateRequest, spent_s: float) -> GenerateRequest:
+    """Its deadline counts from when it came. Raises DeadlinePassed when that is over."""
+    if request.deadline_s is None:
+        return request
+    left = request.deadline_s - spent_s
+    if left <= 0:
+        raise DeadlinePassed("the deadline passed before the fallback could take over")
+    return replace(request, deadline_s=left)
+
+
+def _name(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
