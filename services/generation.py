@@ -1,77 +1,88 @@
-"""One answer while it is made: tokens from the engine become pieces of text that may be sent.
+"""One sequence while it is made: tokens from the engine become pieces of text that may be sent.
 
-Law: no HTTP. Closing `pieces` closes the engine's iterator, which frees the slot. Whatever goes wrong in an
-engine leaves here as an ApiError and stands in the log.
+Law: no HTTP. Closing `pieces` closes the engine's iterator, which frees slot and KV. Whatever goes wrong in
+an engine leaves here as an ApiError and stands in the log; this file alone decides how a fault looks on the
+wire.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import AsyncGenerator
 
 from services.engine import FinishReason, GenerateRequest
+from services.faults import DeadlinePassed, EngineFault, Refused
 from services.instance import Instance
-from services.openai_api import ApiError, Ask
+from services.openai_fields import ApiError
 from services.stops import Cutter
+from services.telemetry.tally import Watch
 
 log = logging.getLogger("weir.executor")
 
+Piece = tuple[int, str, str | None, int]
+"""Index of the choice; text, empty where a stop string may be coming; why it ended, or None; token id."""
+
 
 class Generation:
-    """tokens, prompt_tokens, finish: what is known so far; final when `pieces` has ended."""
+    """tokens, prompt_tokens, finish, engine: what is known so far; final when `pieces` has ended. fallback:
+    why another engine than the usual one gives this answer, or empty; known with the first token."""
 
-    def __init__(self, instance: Instance, ask: Ask, identity: str) -> None:
-        self._it, self._cutter = instance, Cutter(ask.stop)
-        self._job = GenerateRequest(
-            request_id=identity,
-            prompt=ask.prompt,
-            max_tokens=ask.max_tokens,
-            seed=ask.seed,
-            stop=ask.stop,
-            temperature=ask.temperature,
-            tenant_class=instance.identity.tenant_class,
-        )
+    def __init__(self, instance: Instance, job: GenerateRequest, index: int, watch: Watch) -> None:
+        self._it, self._job, self._index, self._watch = instance, job, index, watch
         self.tokens = self.prompt_tokens = 0
-        self.finish = ""
+        self.finish = self.engine = self.fallback = ""
 
-    async def pieces(self) -> AsyncGenerator[tuple[str, str | None], None]:
-        """(text, why it ended or None), at least once. The text is empty where a stop string may be coming.
-
-        Raises ApiError: 503 when another instance may do better (dead, asleep, overloaded), else 500.
-        """
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """One per token, at least one. Raises ApiError: 503 when another instance may do better, else what
+        the fault says."""
+        cut, watch, index = Cutter(self._job.stop), self._watch, self._index
+        made = self._it.engine.generate(self._job)
         try:
-            async with contextlib.aclosing(self._texts()) as texts:
-                async for text in texts:
-                    yield text, self.finish or None
-        except ApiError:
-            raise
-        except RuntimeError as error:
-            raise self._broken(error) from error
-        except Exception as error:
-            log.exception("the engine raised what it should not: %s", self._job.request_id)
-            raise ApiError(500, f"the engine failed: {type(error).__name__}", code="engine_error") from error
-
-    async def _texts(self) -> AsyncGenerator[str, None]:
-        cut = self._cutter
-        async with contextlib.aclosing(self._it.engine.generate(self._job)) as made:
             async for token in made:
+                if self.tokens:
+                    watch.token()
+                else:
+                    self.engine, self.prompt_tokens = token.engine, token.prompt_tokens
+                    watch.first(token.engine, token.prompt_tokens)
                 self.tokens += 1
-                self._it.tokens.inc()
-                self.prompt_tokens = self.prompt_tokens or token.prompt_tokens
                 text = cut.feed(token.text)
                 if cut.stopped:
                     self.finish = FinishReason.STOP.value
-                elif token.finish:
+                elif token.finish is not None:
                     text += cut.rest()
                     self.finish = token.finish.value
-                yield text
+                yield index, text, self.finish or None, token.token_id
                 if self.finish:
-                    return
-        raise RuntimeError("the engine ended without saying why")
+                    break
+            else:
+                raise EngineFault("the engine ended without saying why")
+        except Exception as error:
+            raise self._refusal(error) from error
+        finally:
+            await made.aclose()
+            watch.ended(self.finish, self._it.engine.facts().name)
 
-    def _broken(self, error: RuntimeError) -> ApiError:
-        if self._it.engine.stats().dead:
-            self._it.failed(str(error))
-        log.warning("%s: %s", self._job.request_id, error)
-        return ApiError(503, f"the engine failed: {error}", code="engine_error")
+    def _refusal(self, error: Exception) -> ApiError:
+        name = self._job.request_id
+        if isinstance(error, ApiError):
+            return error
+        if not isinstance(error, RuntimeError):
+            log.exception("%s: the engine raised what it should not", name)
+            return ApiError(500, f"the engine failed: {type(error).__name__}", None, "engine_error")
+        if not isinstance(error, Refused):
+            log.warning("%s: %s: %s", name, type(error).__name__, error)
+        # Not every EngineDied is the end of this instance: a fallback may have a second engine.
+        if dead := self._it.engine.stats().dead:
+            self._it.failed(dead)
+        return on_the_wire(error)
+
+
+def on_the_wire(error: RuntimeError) -> ApiError:
+    """How a fault of an engine looks to a client. RuntimeErrors that are no EngineFault: asleep, not
+    started."""
+    code = error.code if isinstance(error, EngineFault) else "engine_error"
+    if isinstance(error, Refused):
+        return ApiError(error.status, str(error), error.param, code, error.retry_after_s)
+    if isinstance(error, DeadlinePassed):
+        return ApiError(504, str(error) or "the deadline passed", None, code)
+    return ApiError(503, f"the engine failed: {error}", None, code)

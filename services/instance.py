@@ -6,12 +6,19 @@ Law: state and counters only; no HTTP, no Consul.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from services.engine import Engine
 from services.lifecycle import Lifecycle, State
+from services.telemetry.metrics import EngineMetrics, Source
+from services.telemetry.tally import Tally
+
+BAD_STATUS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +36,57 @@ class Identity:
 
 
 class Instance:
-    """The instance of this process. `idle` is set while nothing is in flight. lifecycle: where it stands;
-    None: its engine was started already.
+    """The instance of this process. `idle` is set while nothing is in flight. answers, errors: since start.
+    lifecycle: where it stands (services/pool moves it); None: its engine was started already.
+
+    upstream: gives the metrics of a server behind the engine in Prometheus' text form; the outermost engine's
+    `upstream_metrics`, if it has one, unless somebody sets another.
     """
 
     def __init__(self, identity: Identity, engine: Engine, lifecycle: Lifecycle | None = None) -> None:
         self.identity, self.engine = identity, engine
         self.lifecycle = lifecycle or Lifecycle(State.RUNNING)
-        self.in_flight = 0
+        self.in_flight = self.answers = self.errors = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        self.tally = Tally()
+        self.upstream: Callable[[], str] = getattr(engine, "upstream_metrics", _nothing)
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "weir_executor_requests", "Answers by status", ["code"], registry=self.registry
         )
+        self.cuts = Counter(
+            "weir_executor_streams_cut", "Streams that failed after they had begun", registry=self.registry
+        )
         self._by_code: dict[int, Counter] = {}
-        self.tokens = Counter("weir_executor_tokens", "Tokens sent", registry=self.registry)
+        self._gauges()
+        self.registry.register(EngineMetrics(self._source()))
+
+    def _gauges(self) -> None:
+        engine = self.engine
+        self.registry.register(_Tokens(self.tally))
         self._gauge("weir_executor_in_flight", "Requests under way", lambda: float(self.in_flight))
         self._gauge("weir_executor_running", "Sequences running", lambda: float(engine.stats().running))
         self._gauge("weir_executor_waiting", "Sequences waiting", lambda: float(engine.stats().waiting))
         self._gauge("weir_executor_kv_used", "Share of the KV cache in use", lambda: engine.stats().kv_used)
-        self._gauge("weir_executor_draining", "1 while draining", lambda: float(self._draining))
+        self._gauge("weir_executor_draining", "1 while draining", lambda: float(self._is(State.DRAINING)))
 
     def _gauge(self, name: str, text: str, value: object) -> None:
         Gauge(name, text, registry=self.registry).set_function(value)  # type: ignore[arg-type]
+
+    def _source(self) -> Source:
+        who = self.identity
+        return Source(
+            model=who.model,
+            region=who.region,
+            stage=who.stage,
+            tally=self.tally,
+            facts=self.engine.facts,
+            stats=self.engine.stats,
+            why_ill=self.why_ill,
+            asleep=lambda: self._is(State.ASLEEP),
+            upstream=lambda: self.upstream(),
+        )
 
     def enter(self) -> None:
         self.in_flight += 1
@@ -69,6 +103,13 @@ class Instance:
         if counter is None:
             counter = self._by_code[code] = self.requests.labels(str(code))
         counter.inc()
+        self.answers += 1
+        self.errors += code >= BAD_STATUS
+
+    def cut(self) -> None:
+        """Count one stream that had begun and could not be finished: its status said 200."""
+        self.cuts.inc()
+        self.errors += 1
 
     async def sleep(self) -> None:
         """Park the engine; /ready says so. Raises RuntimeError while anything runs."""
@@ -87,17 +128,32 @@ class Instance:
 
     @property
     def dead(self) -> str:
-        """Why the engine is broken for good, or empty."""
+        """Why the engine is broken for good, as a request found out, or empty."""
         return self.lifecycle.dead
 
-    @property
-    def _draining(self) -> bool:
-        return self.lifecycle.state is State.DRAINING
+    def _is(self, state: State) -> bool:
+        return self.lifecycle.state is state
+
+    def why_ill(self) -> str:
+        """Why the engine is broken for good, or empty; also where no request has found out yet."""
+        return self.dead or self.engine.stats().dead
 
     def why_not_ready(self) -> str:
         """Why no new request should come, or empty."""
-        return self.lifecycle.why_not_ready()
+        return self.why_ill() or self.lifecycle.why_not_ready()
 
     def failed(self, reason: str) -> None:
         """The engine is broken for good: /health says so and Consul takes the instance out."""
         self.lifecycle.die(reason)
+
+
+class _Tokens(Collector):
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("weir_executor_tokens", "Tokens sent", value=self._tally.tokens)
+
+
+def _nothing() -> str:
+    return ""

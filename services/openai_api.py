@@ -1,18 +1,28 @@
-"""OpenAI's wire form, coming in: what a request may say, and what an error looks like.
+"""OpenAI's wire form, coming in: what a request may say.
 
 Law: pure. JSON text in, a frozen value or ApiError out. Names and limits follow OpenAI's API reference
-(completions, chat completions, errors); what answers look like is in services/openai_answers.py.
+(completions, chat completions, errors) and, for `ignore_eos` and `return_token_ids`, vLLM's; what answers
+look like is in services/openai_answers.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAX_TOKENS = 32_768
-DEFAULT_MAX_TOKENS = 16
+from services.engine import Message
+from services.openai_fields import INT64, ApiError, document, number, typed, whole
+
+__all__ = ["MAX_CHOICES", "MAX_N", "MAX_TOKENS", "ApiError", "Ask", "Prompt", "parse"]
+
+MAX_TOKENS = 1_048_576
+"""What may be asked for at all; what a model's context leaves is checked where the model is known."""
+TEXT_TOKENS = 16
+"""max_tokens of a completion that doesn't say (OpenAI's own default)."""
+MAX_N, MAX_PROMPTS, MAX_CHOICES = 16, 64, 128
+MAX_STOPS, MAX_STOP_CHARS = 4, 1024
+MAX_TOKEN_ID = 2**31 - 1
 _NOT_HERE: Mapping[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
@@ -22,47 +32,52 @@ _NOT_HERE: Mapping[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
+    "presence_penalty": (None, 0, 0.0),
+    "frequency_penalty": (None, 0, 0.0),
+    "logit_bias": (None, {}),
 }
-"""Fields of OpenAI's API that this server doesn't do, each with the values that ask for nothing."""
+"""Fields of OpenAI's API that this server doesn't do, each with the values that ask for nothing (by type too:
+`logprobs` 0 asks for something, false doesn't)."""
 
 
-class ApiError(Exception):
-    """An error in OpenAI's form. status: HTTP status; param: the field at fault, if one is."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One thing to continue: text, or token ids (then the text is empty), or the turns of a chat with the
+    same flattened in `text`."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        self.status, self.message, self.param, self.code = status, message, param, code
-        super().__init__(message)
-
-    def body(self) -> bytes:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}).encode()
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A checked request. chat: /v1/chat/completions."""
+    """A checked request. chat: /v1/chat/completions. n: choices per prompt. max_tokens: None means as much as
+    the context leaves. seed: None means that chance decides."""
 
     chat: bool
     model: str
-    prompt: str
-    max_tokens: int
-    seed: int
+    prompts: tuple[Prompt, ...]
+    n: int
+    max_tokens: int | None
+    seed: int | None
     stream: bool
     stop: tuple[str, ...]
     temperature: float
+    top_p: float
     include_usage: bool
+    ignore_eos: bool
+    token_ids: bool
+
+    @property
+    def choices(self) -> int:
+        return self.n * len(self.prompts)
 
 
 def parse(raw: bytes, *, chat: bool, model: str) -> Ask:
     """The request in `raw`. Raises ApiError (400, 404 for an unknown model) naming the field."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    wanted = _typed(body, "model", str, model)
+    body = document(raw)
+    wanted = typed(body, "model", str, model)
     if wanted != model:
         raise ApiError(
             404,
@@ -70,89 +85,92 @@ def parse(raw: bytes, *, chat: bool, model: str) -> Ask:
             "model",
             "model_not_found",
         )
-    if _whole(body, "n", 1) != 1:
-        raise ApiError(400, "n must be 1: one answer per request", "n")
-    limit = "max_completion_tokens" if chat and "max_completion_tokens" in body else "max_tokens"
-    tokens = _whole(body, limit, DEFAULT_MAX_TOKENS)
-    if not 1 <= tokens <= MAX_TOKENS:
-        raise ApiError(400, f"{limit} must be between 1 and {MAX_TOKENS}, not {tokens}", limit)
-    _only_plain(body)
-    options = _typed(body, "stream_options", dict, {}) or {}
-    return Ask(
+    for name, harmless in _NOT_HERE.items():
+        # What would change the answer's form or meaning is refused: a client would misread what it gets.
+        if not any(value == body.get(name) and type(value) is type(body.get(name)) for value in harmless):
+            raise ApiError(400, f"{name} is not supported here", name, "unsupported_parameter")
+    options = typed(body, "stream_options", dict, {})
+    temperature, top_p = number(body, "temperature", 0, 2), number(body, "top_p", 0, 1)
+    ask = Ask(
         chat=chat,
         model=model,
-        prompt=_messages(body) if chat else _prompt(body),
-        max_tokens=tokens,
-        seed=_whole(body, "seed", 0),
-        stream=_typed(body, "stream", bool, False),
+        prompts=(_chat(body),) if chat else _prompts(body.get("prompt")),
+        n=whole(body, "n", 1, MAX_N) or 1,
+        max_tokens=_max_tokens(body, chat),
+        seed=whole(body, "seed", -INT64, INT64 - 1),
+        stream=typed(body, "stream", bool, False),
         stop=_stop(body),
-        temperature=_temperature(body),
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
         include_usage=bool(options.get("include_usage")),
+        ignore_eos=typed(body, "ignore_eos", bool, False),
+        token_ids=typed(body, "return_token_ids", bool, False),
     )
+    if not ask.top_p:
+        raise ApiError(400, "top_p must be more than 0", "top_p")
+    if ask.choices > MAX_CHOICES:
+        raise ApiError(400, f"prompt times n: at most {MAX_CHOICES} choices, not {ask.choices}", "n")
+    return ask
 
 
-def _only_plain(body: dict[str, Any]) -> None:
-    """Refuse what would change the form of the answer: a client that asked for it would misread ours."""
-    for name, harmless in _NOT_HERE.items():
-        if body.get(name) not in harmless:
-            raise ApiError(400, f"{name} is not supported here", name, "unsupported_parameter")
-
-
-def _typed(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise ApiError(400, f"{name} must be of type {kind.__name__}", name)
-    return value
-
-
-def _whole(body: dict[str, Any], name: str, default: int) -> int:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ApiError(400, f"{name} must be an integer", name)
-    return value
-
-
-def _temperature(body: dict[str, Any]) -> float:
-    value = body.get("temperature")
-    if value is None:
-        return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
-        raise ApiError(400, "temperature must be a number between 0 and 2", "temperature")
-    return float(value)
+def _max_tokens(body: dict[str, Any], chat: bool) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",):
+        if (tokens := whole(body, name, 1, MAX_TOKENS)) is not None:
+            return tokens
+    return None if chat else TEXT_TOKENS
 
 
 def _stop(body: dict[str, Any]) -> tuple[str, ...]:
     value = body.get("stop")
     words = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words) or len(words) > 4:
-        raise ApiError(400, "stop must be a string or a list of up to 4 non-empty strings", "stop")
+    good = isinstance(words, list) and len(words) <= MAX_STOPS
+    if not good or not all(isinstance(w, str) and 0 < len(w) <= MAX_STOP_CHARS for w in words):
+        raise ApiError(
+            400,
+            f"stop must be a string or a list of up to {MAX_STOPS}, each of 1 to {MAX_STOP_CHARS} characters",
+            "stop",
+        )
     return tuple(words)
 
 
-def _prompt(body: dict[str, Any]) -> str:
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]
-    if not isinstance(prompt, str) or not prompt:
-        raise ApiError(400, "prompt must be one non-empty string", "prompt")
-    return prompt
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """A text, a list of token ids, or a list of texts or of such lists."""
+    if isinstance(value, list) and value and not _is_ids(value):
+        if len(value) > MAX_PROMPTS:
+            raise ApiError(400, f"prompt: at most {MAX_PROMPTS} of them, not {len(value)}", "prompt")
+        return tuple(_prompt(one) for one in value)
+    return (_prompt(value),)
 
 
-def _messages(body: dict[str, Any]) -> str:
-    messages = _typed(body, "messages", list, None)
+def _prompt(value: Any) -> Prompt:
+    if isinstance(value, str) and value:
+        return Prompt(value)
+    if _is_ids(value):
+        return Prompt(ids=tuple(value))
+    raise ApiError(
+        400, "prompt must be a non-empty text or list of token ids, or a list of several of these", "prompt"
+    )
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_id(one) for one in value)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKEN_ID
+
+
+def _chat(body: dict[str, Any]) -> Prompt:
+    messages = typed(body, "messages", list, None)
     if not messages:
         raise ApiError(400, "messages must be a non-empty list", "messages")
-    lines = []
+    turns = []
     for i, message in enumerate(messages):
         content = _content(message) if isinstance(message, dict) else None
         if content is None or not isinstance(message.get("role"), str):
             raise ApiError(400, f"messages[{i}] needs a role and a content of text", f"messages[{i}]")
-        lines.append(f"{message['role']}: {content}")
-    return "\n".join(lines)
+        turns.append(Message(message["role"], content))
+    return Prompt("\n".join(f"{turn.role}: {turn.content}" for turn in turns), messages=tuple(turns))
 
 
 def _content(message: dict[str, Any]) -> str | None:

@@ -7,36 +7,54 @@ instance's. No gRPC and no protobuf in here: nine of these start on two cores.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random, SystemRandom
 
 from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from mesh.clock import Clock
-from services import openai_answers as say
+from services import answer, caller, intake, tenants_file
 from services import openai_api as api
-from services.generation import Generation
+from services.answer import JSON, Order
+from services.caller import Caller
+from services.generation import Generation, on_the_wire
 from services.instance import Instance
 from services.openai_api import ApiError, Ask
+from services.telemetry import orca, spans
+from services.telemetry.load import Load
+from services.telemetry.outgoing import Carrying
+from services.telemetry.tally import Watch
+from services.telemetry.trace import NoTracing, Span, Tracing
+from services.tenants import Tenants
 
 MAX_BODY = 8 * 1024 * 1024
-JSON = "application/json"
-SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 BAD, CLIENT_GONE, BUG = 400, 499, 500
 """From where a status is an error; and, in the metrics only: the client left, a handler broke."""
 
-Piece = tuple[str, str | None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What the server needs besides its instance. chance: seeds of requests that name none, and ids."""
+
+    tenants: Tenants = field(default_factory=tenants_file.load)
+    chance: Random = field(default_factory=SystemRandom)
+    tracing: Tracing = field(default_factory=NoTracing)
 
 
 class Server:
     """Routes of one instance. debug: also `/echo`, which shows the headers that arrived."""
 
-    def __init__(self, instance: Instance, clock: Clock, *, debug: bool = False) -> None:
-        self._it, self._clock, self._debug = instance, clock, debug
+    def __init__(
+        self, instance: Instance, clock: Clock, *, debug: bool = False, edge: Edge | None = None
+    ) -> None:
+        self._it, self._clock, self._debug, self._edge = instance, clock, debug, edge or Edge()
+        self._load = Load(instance, clock)
         who = instance.identity
         self._headers = {
             "x-weir-instance": who.instance,
@@ -61,9 +79,9 @@ class Server:
             self._it.enter()
             code = BUG
             try:
-                answer = await self._complete(request, chat)
-                code = answer.status
-                return answer
+                said = await self._traced(request, chat)
+                code = said.status
+                return said
             except (asyncio.CancelledError, ConnectionError):
                 code = CLIENT_GONE
                 raise
@@ -73,58 +91,87 @@ class Server:
 
         return handle
 
-    async def _complete(self, request: web.Request, chat: bool) -> web.StreamResponse:
+    async def _traced(self, request: web.Request, chat: bool) -> web.StreamResponse:
+        who = caller.read(request.headers, self._edge.tenants, self._new_id("req-"))
+        span = self._edge.tracing.begin(
+            spans.name(chat, self._it.identity.model),
+            who.carried,
+            spans.request(chat, self._it.identity, who.request_id, who.tenant.label),
+        )
+        error = "cancelled"
+        try:
+            said = await self._complete(request, chat, who, span)
+            error = "" if said.status < BAD else str(said.status)
+            span.set(spans.status(said.status))
+            return said
+        except Exception as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            span.end(error)
+
+    async def _complete(
+        self, request: web.Request, chat: bool, who: Caller, span: Span
+    ) -> web.StreamResponse:
+        watch = Watch(self._it.tally, who.tenant.label, self._clock.monotonic)
         try:
             ask = api.parse(await _body(request), chat=chat, model=self._it.identity.model)
-            if self._it.dead:
-                raise ApiError(503, f"the engine is dead: {self._it.dead}", code="engine_dead")
-            if ask.stream:
-                return await self._stream(request, ask)
-            return await self._whole(ask)
+            if why := self._it.why_ill():
+                raise ApiError(503, f"the engine is dead: {why}", code="engine_dead")
+            identity = self._new_id("chatcmpl-" if chat else "cmpl-")
+            span.set(spans.ask(ask, identity))
+            order, ids = self._order(ask, who, identity, watch)
+            with Carrying(span.headers, ids):
+                try:
+                    if ask.stream:
+                        return await answer.stream(request, order, self._it.cut)
+                    return await answer.whole(order)
+                finally:
+                    span.set(spans.made(order.parts, order.usage(), watch.first_s))
         except ApiError as error:
-            return _refusal(error, self._headers)
+            return _refusal(error, self._told(who))
 
-    async def _whole(self, ask: Ask) -> web.Response:
-        identity, created = _identity(ask), int(self._clock.time())
-        made = Generation(self._it, ask, identity)
-        async with contextlib.aclosing(made.pieces()) as pieces:
-            parts = [text async for text, _ in pieces]
-        used = say.usage(made.prompt_tokens, made.tokens)
-        body = say.whole(ask, identity, created, "".join(parts), made.finish, used)
-        return web.Response(body=body, content_type=JSON, headers=self._headers)
+    def _order(self, ask: Ask, who: Caller, identity: str, watch: Watch) -> tuple[Order, tuple[str, ...]]:
+        """Everything that can be refused is refused in here. Raises ApiError."""
+        try:
+            jobs = intake.jobs(ask, self._it.engine, who, identity, lambda: self._edge.chance.getrandbits(63))
+        except RuntimeError as error:
+            raise on_the_wire(error) from error
+        # The first one's watch is the request's own: its clock runs since before the body was read.
+        parts = [Generation(self._it, job, i, watch.another() if i else watch) for i, job in enumerate(jobs)]
+        order = Order(
+            ask=ask,
+            identity=identity,
+            created=int(self._clock.time()),
+            parts=parts,
+            first_byte_s=who.first_byte_s,
+            deadline_s=who.deadline_s,
+            headers=lambda: self._told(who, parts),
+        )
+        return order, tuple(job.request_id for job in jobs)
 
-    async def _stream(self, request: web.Request, ask: Ask) -> web.StreamResponse:
-        """SSE. The first token is awaited before headers go out, so that a failure is still a clean 5xx
-        that the ingress may retry elsewhere."""
-        identity, created = _identity(ask), int(self._clock.time())
-        made = Generation(self._it, ask, identity)
-        async with contextlib.aclosing(made.pieces()) as pieces:
-            first = await anext(pieces)
-            answer = web.StreamResponse(headers={**self._headers, **SSE_HEADERS})
-            await answer.prepare(request)
-            begun = False
-            try:
-                async for text, finish in _chain(first, pieces):
-                    if text or finish or not begun:
-                        await answer.write(say.chunk(ask, identity, created, text, finish, not begun))
-                        begun = True
-            except ApiError as error:
-                await answer.write(say.failure_chunk(error.message))
-                _cut(request)
-                return answer
-        if ask.include_usage:
-            used = say.usage(made.prompt_tokens, made.tokens)
-            await answer.write(say.usage_chunk(ask, identity, created, used))
-        await answer.write(say.DONE)
-        await answer.write_eof()
-        return answer
+    def _told(self, who: Caller, parts: list[Generation] | None = None) -> dict[str, str]:
+        """Headers of an answer."""
+        told = {**self._headers, caller.REQUEST_ID: who.request_id, orca.HEADER: self._load.header()}
+        if made := next((part for part in parts or () if part.engine), None):
+            told["x-weir-engine"] = made.engine
+            if made.fallback:
+                told["x-weir-fallback"] = made.fallback
+        return told
 
-    async def _models(self, _: web.Request) -> web.Response:
+    def _new_id(self, start: str) -> str:
+        return f"{start}{self._edge.chance.getrandbits(96):024x}"
+
+    async def _models(self, request: web.Request) -> web.Response:
+        who = caller.read(request.headers, self._edge.tenants, self._new_id("req-"))
         model = {"id": self._it.identity.model, "object": "model", "created": 0, "owned_by": "weir"}
-        return web.json_response({"object": "list", "data": [model]}, headers=self._headers)
+        context = self._it.engine.facts().context or None
+        body = {"object": "list", "data": [{**model, "max_model_len": context}]}
+        return web.json_response(body, headers=self._told(who))
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._it.dead else 200, text=(self._it.dead or "alive") + "\n")
+        why = self._it.why_ill()
+        return web.Response(status=503 if why else 200, text=(why or "alive") + "\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
         why = self._it.why_not_ready()
@@ -150,7 +197,12 @@ async def _body(request: web.Request) -> bytes:
 
 
 def _refusal(error: ApiError, headers: Mapping[str, str]) -> web.Response:
-    return web.Response(status=error.status, body=error.body(), content_type=JSON, headers=headers)
+    told = dict(headers)
+    if error.retry_after_s > 0:
+        # Whole seconds are all that the standard has; OpenAI's clients read the finer one first.
+        told["Retry-After"] = str(math.ceil(error.retry_after_s))
+        told["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
+    return web.Response(status=error.status, body=error.body(), content_type=JSON, headers=told)
 
 
 @web.middleware
@@ -164,19 +216,3 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         said = ApiError(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
         kept = {name: value for name, value in error.headers.items() if name == "Allow"}
         return _refusal(said, kept)
-
-
-async def _chain(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
-    yield first
-    async for item in rest:
-        yield item
-
-
-def _cut(request: web.Request) -> None:
-    """End the connection, not the chunked body: a proper end would tell the client that all is well."""
-    if request.transport is not None:
-        request.transport.close()
-
-
-def _identity(ask: Ask) -> str:
-    return ("chatcmpl-" if ask.chat else "cmpl-") + os.urandom(12).hex()

@@ -19,11 +19,14 @@ class Cutter:
         """The part that can't become a stop string any more."""
         if self.stopped:
             return ""
+        if not self._stops:
+            return piece
         text = self._held + piece
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        # The one that is complete first, and of those the longest: so the pieces' borders make no difference.
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.openai_api import MAX_TOKENS, ApiError, parse
+from services.engine import Message
+from services.openai_api import MAX_TOKENS, ApiError, Prompt, parse
 from services.stops import Cutter
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -23,7 +24,11 @@ def refused(body: Any, *, chat: bool = True) -> ApiError:
     return caught.value
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b'"x"', b"null", b"9" * 9999])
+NO_OBJECT = (b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b'"x"', b"null", b"9" * 9999)
+NO_JSON = (b'{"temperature": NaN}', b'{"user": -Infinity}', b'{"prompt": ' + b'{"a":' * 50_000)
+
+
+@pytest.mark.parametrize("raw", NO_OBJECT + NO_JSON)
 def test_a_body_that_is_no_json_object(raw: bytes) -> None:
     assert refused(raw).status == 400
 
@@ -33,18 +38,23 @@ def _user(content: Any, role: Any = "user") -> list[Any]:
 
 
 BAD: dict[str, list[Any]] = {
-    "max_tokens": [0, -1, MAX_TOKENS + 1, 10**30, 1.5, "7", True, [], float("nan")],
-    "n": [0, 2, 1000, -1, "1", True],
-    "seed": ["x", 1.5, True],
+    "max_tokens": [0, -1, MAX_TOKENS + 1, 10**30, 1.5, "7", True, []],
+    "n": [0, 17, 1000, -1, "1", True],
+    "seed": ["x", 1.5, True, 2**63, -(2**63) - 1],
     "stream": ["true", 1, []],
-    "stop": [7, "", [""], ["a", 1], ["a", "b", "c", "d", "e"], {}],
-    "temperature": [-0.1, 2.1, "1", float("nan"), True],
+    "stop": [7, "", [""], ["a", 1], ["a", "b", "c", "d", "e"], {}, "x" * 1025],
+    "temperature": [-0.1, 2.1, "1", True],
+    "top_p": [0, -0.1, 1.1, "1", True],
+    "ignore_eos": [1, "yes"],
+    "return_token_ids": [1, "yes"],
     "stream_options": [True, "x", []],
     "messages": [None, [], {}, "hi", [1], [{}], [{"role": "user"}], _user("hi", None), _user("hi", 7)],
     "messages[0]": [None, 7, [], [{}], ["a"], {}],
     "model": [7],
     "best_of": [3],
-    "logprobs": [True],
+    "logprobs": [True, 0, 5],
+    "presence_penalty": [0.5, -1, "x"],
+    "logit_bias": [{"50256": -100}],
     "tools": [[{"type": "function"}]],
     "response_format": [{"type": "json_object"}],
 }
@@ -60,9 +70,39 @@ def test_a_bad_field_is_named(field: str, value: Any) -> None:
     assert field in said["message"]
 
 
-@pytest.mark.parametrize("prompt", [None, "", 7, [], ["a", "b"], [1, 2], [[1]], {}])
+BAD_PROMPTS = (None, "", 7, [], ["a", ""], ["a", 1], [1, -2], [1, 2.0], [True], [[1], []], [[]], {}, [2**31])
+
+
+@pytest.mark.parametrize("prompt", [*BAD_PROMPTS, ["a"] * 65])
 def test_a_bad_prompt(prompt: Any) -> None:
     assert refused(TEXT | {"prompt": prompt}, chat=False).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("hi", [Prompt("hi")]),
+        (["hi"], [Prompt("hi")]),
+        (["a", "b"], [Prompt("a"), Prompt("b")]),
+        ([1, 0, 3], [Prompt(ids=(1, 0, 3))]),
+        ([[1, 2], [3]], [Prompt(ids=(1, 2)), Prompt(ids=(3,))]),
+        (["a", [3]], [Prompt("a"), Prompt(ids=(3,))]),
+    ],
+)
+def test_prompts_in_all_forms_of_the_api(prompt: Any, read: list[Prompt]) -> None:
+    ask = parse(json.dumps(TEXT | {"prompt": prompt, "n": 2}).encode(), chat=False, model="m")
+    assert list(ask.prompts) == read
+    assert ask.choices == 2 * len(read)
+
+
+def test_choices_are_bounded_together() -> None:
+    assert refused(TEXT | {"prompt": ["a"] * 64, "n": 3}, chat=False).param == "n"
+
+
+def test_what_is_not_said() -> None:
+    text = parse(json.dumps(TEXT).encode(), chat=False, model="m")
+    assert (text.max_tokens, text.seed, text.temperature, text.top_p, text.n) == (16, None, 1.0, 1.0, 1)
+    assert parse(json.dumps(CHAT).encode(), chat=True, model="m").max_tokens is None
 
 
 def test_an_unknown_model_is_a_404() -> None:
@@ -88,10 +128,11 @@ def test_what_clients_really_send() -> None:
         "stream_options": {"include_usage": True},
     }
     ask = parse(json.dumps(body).encode(), chat=True, model="m")
-    assert (ask.prompt, ask.max_tokens, ask.stop) == ("system: be brief\nuser: ab", 5, ("x",))
+    turns = (Message("system", "be brief"), Message("user", "ab"))
+    assert ask.prompts == (Prompt("system: be brief\nuser: ab", messages=turns),)
+    assert (ask.max_tokens, ask.stop, ask.top_p) == (5, ("x",), 0.5)
     assert ask.stream
     assert ask.include_usage
-    assert parse(json.dumps(TEXT | {"prompt": ["hi"]}).encode(), chat=False, model="m").prompt == "hi"
 
 
 _JSON = st.recursive(
@@ -123,8 +164,8 @@ def test_any_object_is_either_understood_or_refused(body: dict[str, Any], chat: 
     if refusal is not None:
         assert refusal.status in (400, 404)
     else:
-        assert ask.prompt
-        assert 1 <= ask.max_tokens <= MAX_TOKENS
+        assert all(one.text or one.ids for one in ask.prompts)
+        assert ask.max_tokens is None or 1 <= ask.max_tokens <= MAX_TOKENS
 
 
 def _cut(pieces: list[str], stops: list[str]) -> str:
@@ -141,14 +182,19 @@ def _cut(pieces: list[str], stops: list[str]) -> str:
 def test_however_a_text_is_split_nothing_of_a_stop_string_gets_out(
     pieces: list[str], stops: list[str]
 ) -> None:
-    """Against the plain reading: the text up to the stop string whose last letter comes first."""
-    text, sent = "".join(pieces), _cut(pieces, stops)
-    assert text.startswith(sent)
-    assert not any(stop in sent for stop in stops)
-    if not any(stop in text for stop in stops):
-        assert sent == text
-    else:
-        assert any(text.startswith(stop, len(sent)) for stop in stops)
+    """Against the plain reading: letter by letter, until the text so far ends in a stop string."""
+    text = "".join(pieces)
+    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    plain = text
+    if ends:
+        here = text[: ends[0]]
+        plain = here[: -max(len(stop) for stop in stops if here.endswith(stop))]
+    assert _cut(pieces, stops) == plain
+
+
+def test_a_stop_string_inside_another_one_ends_first() -> None:
+    for pieces in (["abcd"], ["ab", "cd"], ["a", "b", "c", "d"]):
+        assert _cut(pieces, ["abcd", "bc"]) == "a"
 
 
 def test_only_what_could_become_a_stop_string_is_held_back() -> None:

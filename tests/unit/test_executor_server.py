@@ -22,7 +22,7 @@ from tests.sse import events
 
 WHO = Identity("chat", "chat-canary-1", "westeurope", "z1", "canary", "7", "echo-1")
 CHAT = {"model": "echo-1", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "seed": 9}
-TEXT = {"model": "echo-1", "prompt": "hi", "max_tokens": 5}
+TEXT = {"model": "echo-1", "prompt": "hi", "max_tokens": 5, "seed": 0}
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 DEADLINE_S = 10.0
 
@@ -227,7 +227,7 @@ def test_an_engine_that_dies_before_the_first_token_is_a_clean_503_and_ill() -> 
     async def test(it: Running) -> None:
         assert await it.status("/health") == 200
         status, said = await it.post(CHAT_PATH, CHAT | {"stream": True})
-        assert (status, said["error"]["type"], said["error"]["code"]) == (503, "server_error", "engine_error")
+        assert (status, said["error"]["type"], said["error"]["code"]) == (503, "server_error", "engine_dead")
         assert (await it.status("/health"), await it.status("/ready")) == (503, 503)
         assert (await it.post(CHAT_PATH, CHAT))[0] == 503
 

@@ -1,0 +1,124 @@
+"""One answer on its way out, whole or as a stream.
+
+Law: HTTP out and nothing else: what was asked is checked already, what comes is the engine's. Before the
+first byte every failure is a clean status, which an ingress may retry elsewhere; after it, an error event and
+a cut connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from services import openai_answers as say
+from services.choices import together
+from services.generation import Generation, Piece
+from services.openai_api import Ask
+from services.openai_fields import ApiError
+
+JSON = "application/json"
+SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+HeadersOf = Callable[[], Mapping[str, str]]
+"""Called when the first token is there: what is told then, only then is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be answered. parts: one sequence per choice. first_byte_s, deadline_s: as in
+    services.caller."""
+
+    ask: Ask
+    identity: str
+    created: int
+    parts: Sequence[Generation]
+    first_byte_s: float | None
+    deadline_s: float | None
+    headers: HeadersOf
+
+    def usage(self) -> say.Usage:
+        """Prompts are counted once, however many choices each has."""
+        n = self.ask.n
+        prompts = (max(p.prompt_tokens for p in self.parts[i : i + n]) for i in range(0, len(self.parts), n))
+        return say.usage(sum(prompts), sum(part.tokens for part in self.parts))
+
+
+def too_late() -> ApiError:
+    return ApiError(504, "the deadline passed before the answer was there", None, "deadline_passed")
+
+
+async def whole(order: Order) -> web.Response:
+    """Raises ApiError."""
+    choices = [say.Choice(index) for index in range(len(order.parts))]
+    try:
+        async with asyncio.timeout(order.first_byte_s), contextlib.aclosing(together(order.parts)) as pieces:
+            async for index, text, finish, token_id in pieces:
+                one = choices[index]
+                one.texts.append(text)
+                one.ids.append(token_id)
+                one.finish = finish or one.finish
+    except TimeoutError:
+        raise too_late() from None
+    body = say.whole(order.ask, order.identity, order.created, choices, order.usage())
+    return web.Response(body=body, content_type=JSON, headers=order.headers())
+
+
+async def stream(request: web.Request, order: Order, cut: Callable[[], None]) -> web.StreamResponse:
+    """SSE. The first token is awaited before headers go out. cut: told when a stream that had begun failed.
+    Raises ApiError while nothing was sent."""
+    begun: list[web.StreamResponse] = []
+    try:
+        await _stream(request, order, begun)
+    except (ApiError, TimeoutError) as error:
+        said = error if isinstance(error, ApiError) else too_late()
+        if not begun:
+            raise said from error
+        cut()
+        await begun[0].write(say.failure(said.message, said.code))
+        _cut(request)
+    return begun[0]
+
+
+async def _stream(request: web.Request, order: Order, begun: list[web.StreamResponse]) -> None:
+    ends = None if order.deadline_s is None else asyncio.get_running_loop().time() + order.deadline_s
+    async with (
+        asyncio.timeout(order.first_byte_s) as limit,
+        contextlib.aclosing(together(order.parts)) as pieces,
+    ):
+        first = await anext(pieces)
+        limit.reschedule(ends)
+        answer = web.StreamResponse(headers={**order.headers(), **SSE_HEADERS})
+        await answer.prepare(request)
+        begun.append(answer)
+        events = say.Events(order.ask, order.identity, order.created)
+        await _write(answer, events, order.ask.token_ids, _chain(first, pieces))
+        if order.ask.include_usage:
+            await answer.write(events.usage(order.usage()))
+        await answer.write(say.DONE)
+    await answer.write_eof()
+
+
+async def _write(
+    answer: web.StreamResponse, events: say.Events, with_ids: bool, pieces: AsyncIterator[Piece]
+) -> None:
+    write = answer.write
+    async for index, text, finish, token_id in pieces:
+        if with_ids:
+            await write(events.event(index, text, finish, (token_id,)))
+        elif text or finish or not events.begun(index):
+            await write(events.event(index, text, finish))
+
+
+async def _chain(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncIterator[Piece]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def _cut(request: web.Request) -> None:
+    """End the connection, not the chunked body: a proper end would tell the client that all is well."""
+    if request.transport is not None:
+        request.transport.close()

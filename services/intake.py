@@ -1,0 +1,73 @@
+"""From a checked request to the sequences that an engine is to make.
+
+Law: no work is done here, and none is refused later for what can be known now: context, ids, a deadline that
+has passed. Chance is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from services.caller import Caller
+from services.engine import Engine, GenerateRequest
+from services.openai_api import MAX_TOKENS, Ask, Prompt
+from services.openai_fields import INT64, ApiError
+
+UNKNOWN_CONTEXT_TOKENS = 256
+"""max_tokens of a chat that doesn't say, where the engine doesn't know how long its context is."""
+
+
+def jobs(
+    ask: Ask, engine: Engine, caller: Caller, identity: str, chance: Callable[[], int]
+) -> tuple[GenerateRequest, ...]:
+    """One sequence per choice, in the order of their indexes: all of the first prompt, then of the next.
+
+    chance: a fresh number of 63 bits. Raises ApiError (400, 504) and Refused.
+    """
+    deadline = caller.deadline_s if ask.stream else caller.first_byte_s
+    if deadline == 0 or caller.first_byte_s == 0:
+        raise ApiError(504, "the deadline had passed when the request came", None, "deadline_passed")
+    seed = ask.seed if ask.seed is not None else chance() if ask.temperature > 0 else 0
+    made = []
+    for prompt in ask.prompts:
+        job = GenerateRequest(
+            request_id=f"{identity}-{len(made)}" if ask.choices > 1 else identity,
+            prompt=prompt.text,
+            prompt_ids=prompt.ids,
+            messages=prompt.messages,
+            max_tokens=1,
+            seed=seed % INT64,
+            stop=ask.stop,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            tenant=caller.tenant.name,
+            tenant_class=caller.tenant.tenant_class,
+            deadline_s=deadline,
+            ignore_eos=ask.ignore_eos,
+        )
+        tokens = _room(ask, prompt, engine.size(job), engine.facts().context)
+        for sample in range(ask.n):
+            name = f"{identity}-{len(made)}" if ask.choices > 1 else identity
+            made.append(replace(job, request_id=name, max_tokens=tokens, sample=sample))
+    return tuple(made)
+
+
+def _room(ask: Ask, prompt: Prompt, size: int, context: int) -> int:
+    """How many tokens this sequence may have. Raises ApiError (400) where the context is too short."""
+    if not context:
+        return ask.max_tokens or UNKNOWN_CONTEXT_TOKENS
+    left = context - size
+    field = "messages" if prompt.messages else "prompt"
+    if left < 1:
+        raise _too_long(f"{field} has {size} tokens; the context is {context}, answer included", field)
+    if ask.max_tokens is not None and ask.max_tokens > left:
+        raise _too_long(
+            f"{field} has {size} tokens and max_tokens is {ask.max_tokens}; the context is {context}",
+            "max_tokens",
+        )
+    return min(ask.max_tokens or left, MAX_TOKENS)
+
+
+def _too_long(message: str, field: str) -> ApiError:
+    return ApiError(400, message, field, "context_length_exceeded")
