@@ -43,6 +43,7 @@ class Generation:
                     watch.token()
                 else:
                     self.engine, self.prompt_tokens = token.engine, token.prompt_tokens
+                    self.fallback = self._it.why_fallback(self._job.request_id)
                     watch.first(token.engine, token.prompt_tokens)
                 self.tokens += 1
                 text = cut.feed(token.text)

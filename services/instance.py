@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -19,6 +20,13 @@ from services.telemetry.metrics import EngineMetrics, Source
 from services.telemetry.tally import Tally
 
 BAD_STATUS = 500
+
+
+@runtime_checkable
+class TellsReason(Protocol):
+    """An engine that knows why it gave a request to its second one (services/fallback)."""
+
+    def reason_of(self, request_id: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,11 @@ class Instance:
 
     def _is(self, state: State) -> bool:
         return self.lifecycle.state is state
+
+    def why_fallback(self, request_id: str) -> str:
+        """Why the second engine answers this request, or empty."""
+        engine = self.engine
+        return engine.reason_of(request_id) if isinstance(engine, TellsReason) else ""
 
     def why_ill(self) -> str:
         """Why the engine is broken for good, or empty; also where no request has found out yet."""
