@@ -16,9 +16,6 @@ import torch
 
 from services.weights import pages
 
-ALIGN = 64
-"""Every tensor begins at a multiple of this: a cache line, the widest vector register."""
-
 
 class _Arena:
     """A mapping and its address."""
@@ -32,6 +29,13 @@ class _Arena:
     @property
     def address(self) -> int:
         return self._address
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes. Whoever holds a view keeps the address range."""
+        if self._memory is None:
+            raise ValueError("the arena is closed")
+        return memoryview(self._memory)[: self.nbytes]
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int) -> torch.Tensor:
         """A view of this shape at `offset` bytes (a multiple of the dtype's size). Raises ValueError when it
@@ -68,20 +72,22 @@ class HostArena(_Arena):
 
 class FileArena(_Arena):
     """A file's bytes, copy on write: who writes to a tensor changes neither the file nor other processes.
+    With `shared`, writing to a tensor writes the file.
 
     Processes that map the same file share its pages; parked, the pages leave this process and stay in the
     page cache, from where they come back in tens of milliseconds, or go when somebody needs the memory.
     """
 
-    def __init__(self, path: Path, nbytes: int) -> None:
-        """Raises OSError, also (ValueError) when the file is shorter than `nbytes`."""
+    def __init__(self, path: Path, nbytes: int, *, shared: bool = False) -> None:
+        """Raises OSError, or ValueError when the file is shorter than `nbytes`."""
         self.path = path
-        with path.open("rb") as file:
+        flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+        with path.open("r+b" if shared else "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < nbytes:
                 raise ValueError(f"{path} has {size} bytes, wanted {nbytes}")
             prot = mmap.PROT_READ | mmap.PROT_WRITE
-            memory = mmap.mmap(file.fileno(), max(1, nbytes), flags=mmap.MAP_PRIVATE, prot=prot)
+            memory = mmap.mmap(file.fileno(), nbytes, flags=flags, prot=prot)
         super().__init__(memory, nbytes)
 
     def park(self) -> None:

@@ -98,19 +98,22 @@ class Checker:
 
     def __init__(self, folder: Folder, sums: Sums | None) -> None:
         self._folder, self._sums = folder, sums
-        for name in folder.shards if sums else ():
-            self._compare(
-                name, "its header", sums.headers.get(name) if sums else None, header_sum(folder, name)
-            )
+        if sums is not None:
+            for name in folder.shards:
+                self._compare(name, "its header", sums.headers.get(name), header_sum(folder, name))
 
     def __call__(self, span: Span, view: memoryview) -> None:
         """Raises WeightsError naming shard and tensor."""
+        for piece, part in parts(span, view):
+            self.piece(piece, part)
+
+    def piece(self, piece: Piece, part: memoryview) -> None:
+        """The same for one piece."""
         if self._sums is None:
             return
-        for piece, part in parts(span, view):
-            wanted = self._sums.pieces.get((piece.shard, piece.start, piece.stop))
-            what = f"tensor {piece.tensor} (bytes {piece.start} to {piece.stop})"
-            self._compare(piece.shard, what, wanted, digest(part))
+        wanted = self._sums.pieces.get((piece.shard, piece.start, piece.stop))
+        what = f"tensor {piece.tensor} (bytes {piece.start} to {piece.stop})"
+        self._compare(piece.shard, what, wanted, digest(part))
 
     def _compare(self, shard: str, what: str, wanted: str | None, found: str) -> None:
         if wanted is None:

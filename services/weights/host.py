@@ -1,0 +1,155 @@
+"""Weights in host memory: mapped from a parked file where there can be one, else in anonymous memory.
+
+Law: one state, "awake" or not; tensors are views of one arena for its whole life.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from mesh.clock import Clock, SystemClock
+from mesh.tools import cache_dir
+from services.faults import WakeFailed
+from services.weights import parked
+from services.weights.arena import FileArena, HostArena
+from services.weights.folder import read_folder
+from services.weights.layout import Layout, layout, run_dtype
+from services.weights.load import TORCH, Report, load
+from services.weights.meter import Meter, Progress
+from services.weights.parked import Cache, Parked, Unsound
+
+log = logging.getLogger("weir.weights")
+
+PARK_FROM = 16 << 20
+"""Weights smaller than this get no file of their own: reading their shards again takes as long."""
+
+
+def views(arena: FileArena | HostArena, plan: Layout) -> dict[str, torch.Tensor]:
+    """Every tensor of the layout."""
+    return {name: arena.tensor(TORCH[p.dtype], p.shape, p.offset) for name, p in plan.places.items()}
+
+
+class HostWeights:
+    """Weights on the CPU (services/weights/held.py). `report` says how loading went."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        progress: Progress | None = None,
+        *,
+        clock: Clock | None = None,
+        park_from: int = PARK_FROM,
+    ) -> None:
+        """Loads. Raises WeightsError, UsageError."""
+        self._folder, self._dtype = folder, dtype
+        self._clock = clock or SystemClock()
+        self._awake = True
+        self._files = read_folder(folder)
+        self._layout = layout(self._files.facts, run_dtype(dtype))
+        self.nbytes = self._layout.nbytes
+        self.report = Report("shards", 0, 0.0, False)
+        self._parked = self._try_mapped(progress) if self._layout.size >= park_from else None
+        self._arena: FileArena | HostArena
+        if self._parked is not None:
+            self._arena = self._parked.arena
+        else:
+            self._arena = HostArena(self._layout.size)
+            self._read(self._arena, progress)
+        self._tensors = views(self._arena, self._layout)
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._tensors
+
+    def park(self) -> None:
+        """Tens of milliseconds at most, whatever the size."""
+        self._arena.release()
+        self._awake = False
+
+    def drop(self) -> None:
+        """The page cache lets them go too, unless another process uses the same file."""
+        if isinstance(self._arena, FileArena):
+            self._arena.forget()
+        self.park()
+
+    def unpark(self) -> None:
+        self._wake(self._fill)
+
+    def reload(self) -> None:
+        self._wake(self._fill_checked)
+
+    def resident_bytes(self) -> int:
+        return self._arena.resident_bytes()
+
+    def close(self) -> None:
+        self._awake = False
+        self._tensors = {}
+        self._arena.close()
+        if self._parked is not None:
+            self._parked.close()
+
+    def _wake(self, fill: Callable[[], None]) -> None:
+        if self._awake:
+            return
+        try:
+            fill()
+        except (OSError, Unsound) as error:
+            self._arena.release()
+            raise WakeFailed(f"the weights of {self._folder.name} can't be brought back: {error}") from error
+        except BaseException:
+            self._arena.release()
+            raise
+        self._awake = True
+
+    def _fill(self) -> None:
+        if isinstance(self._arena, FileArena):
+            self._arena.unpark()
+        else:
+            self._read(self._arena, None)
+
+    def _fill_checked(self) -> None:
+        if self._parked is not None:
+            self._parked.check(lambda _: None)
+        else:
+            self._read(self._arena, None)
+
+    def _try_mapped(self, progress: Progress | None) -> Parked | None:
+        try:
+            return self._mapped(progress)
+        except OSError as error:
+            log.warning("weights can't be parked in a file (%s): waking will read the shards again", error)
+            return None
+
+    def _mapped(self, progress: Progress | None) -> Parked:
+        """The parked file, checked, or made now. Raises OSError when there can be none."""
+        cache = Cache(cache_dir() / "parked", parked.limit(os.environ))
+        name = parked.key(self._files, self._dtype)
+        found = cache.find(name, self._layout.size)
+        if found is not None and self._sound(found, progress):
+            return found
+        with cache.writing():
+            found = cache.find(name, self._layout.size)
+            if found is not None and self._sound(found, progress):
+                return found
+            return cache.write(name, self._layout.size, lambda arena: self._read(arena, progress))
+
+    def _sound(self, found: Parked, progress: Progress | None) -> bool:
+        meter = Meter(f"{self._folder.name}, parked", self._layout.size, progress, self._clock)
+        try:
+            found.check(meter.add)
+        except Unsound as why:
+            log.warning("parked weights of %s: %s; writing them again", self._folder.name, why)
+            found.close()
+            return False
+        self.report = Report("parked file", self._layout.size, meter.seconds, True)
+        log.info("%s: %s", self._folder, self.report)
+        return True
+
+    def _read(self, arena: FileArena | HostArena, progress: Progress | None) -> None:
+        self.report = load(self._files, views(arena, self._layout), progress=progress, clock=self._clock)
