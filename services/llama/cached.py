@@ -1,0 +1,104 @@
+"""The engine's usual way: continuous batching by steps over a paged KV cache.
+
+Law: one thread calls it. Puts planner, pool, decoder and sampling together; a failure of a step costs the
+sequences of that step, and their blocks are free again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from services.faults import BadLogits, EngineFault, OutOfDeviceMemory
+from services.llama.batch import Batch, build
+from services.llama.core import Outcome, is_out_of_memory
+from services.llama.decoder import Decoder
+from services.llama.planner import Chunk, Plan, Planner
+from services.llama.pool import KvPool
+from services.llama.sampling import choose
+from services.llama.sequence import Sequence
+
+
+class CachedCore:
+    """See core.Core. steps: done since start."""
+
+    def __init__(self, decoder: Decoder, planner: Planner, pool: KvPool) -> None:
+        self.decoder, self.planner, self.pool = decoder, planner, pool
+        self._window = decoder.config.window
+        self.steps = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.planner.add(sequence)
+
+    def reap(self) -> None:
+        self.planner.reap()
+
+    def busy(self) -> bool:
+        return bool(self.planner.running or self.planner.waiting)
+
+    def everyone(self) -> Iterable[Sequence]:
+        return self.planner.everyone()
+
+    def step(self) -> list[Outcome]:
+        plan = self.planner.plan()
+        self.steps += 1
+        try:
+            tokens, good = self._compute(plan)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            lost = [
+                self._lose(s, OutOfDeviceMemory(f"a step ran out of memory: {error}")) for s in plan.sequences
+            ]
+            if self.pool.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return lost
+        self.planner.done(plan)
+        return [self._outcome(*row) for row in zip(plan.sampled, tokens, good, strict=True)]
+
+    @torch.inference_mode()
+    def _compute(self, plan: Plan) -> tuple[list[int], list[bool]]:
+        batch = build(plan, self.pool, self.decoder.dtype, self._window)
+        sampled = plan.sampled
+        if not sampled:
+            batch.rows = torch.zeros(0, dtype=torch.int64, device=self.pool.device)
+        logits = self.forward(plan, batch)
+        return (
+            choose(logits, [s.sampling for s in sampled], [s.made for s in sampled]) if sampled else ([], [])
+        )
+
+    def forward(self, plan: Plan, batch: Batch) -> Tensor:
+        """Logits of the rows that get a token."""
+        return self.decoder.logits(batch, self.pool)
+
+    @torch.inference_mode()
+    def answer(self, ids: Seq[int]) -> list[int]:
+        """The likeliest token behind each of these ids, computed with the pool like any prompt. Only while
+        nothing runs."""
+        sequence = Sequence(list(ids), len(ids), 1)
+        sequence.blocks = self.planner.blocks.take(-(-len(ids) // self.pool.block))
+        try:
+            plan = Plan(chunks=(Chunk(sequence, 0, len(ids)),))
+            batch = build(plan, self.pool, self.decoder.dtype, self._window)
+            batch.rows = None
+            found: list[int] = self.decoder.logits(batch, self.pool).argmax(-1).tolist()
+            return found
+        finally:
+            self.planner.blocks.give(sequence.blocks)
+
+    def _outcome(self, sequence: Sequence, token: int, good: bool) -> Outcome:
+        if not good:
+            # What it wrote may be NaN too, and would spoil whoever gets these blocks next.
+            self.pool.wipe(sequence.blocks)
+            return self._lose(sequence, BadLogits("the model gave NaN or infinite logits"))
+        finish = sequence.push(token)
+        if finish:
+            self.planner.remove(sequence)
+        return Outcome(sequence, token, finish)
+
+    def _lose(self, sequence: Sequence, error: EngineFault) -> Outcome:
+        self.planner.remove(sequence)
+        return Outcome(sequence, error=error)
