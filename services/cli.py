@@ -39,6 +39,10 @@ def executor(
         float, typer.Option(help="Quiet time before leaving: so long the mesh may take to hear of it.", min=0)
     ] = 0.5,
     debug: Annotated[bool, typer.Option(help="Also /echo.")] = False,
+    device: Annotated[
+        str, typer.Option(help="Device: UUID of `weir device list`, or cpu; empty: the best.")
+    ] = "",
+    run_dir: Annotated[str, typer.Option(help="Folder for the snapshot of the sleeping instance.")] = "",
 ) -> None:
     """Serve until SIGTERM, which drains. The Consul token comes from CONSUL_HTTP_TOKEN or …_FILE."""
     import asyncio
@@ -71,6 +75,8 @@ def executor(
         admin=admin,
         drain=Drain(drain_deadline_s, drain_settle_s),
         debug=debug,
+        device=device,
+        run_dir=run_dir,
     )
     gc.freeze()
     asyncio.run(serve(settings))

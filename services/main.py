@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mesh.clock import Clock, SystemClock
@@ -23,15 +24,26 @@ from mesh.consul import register
 from mesh.consul.client import Consul
 from regions.cli.errors import UsageError, WeirError
 from services.admin import admin_app
+from services.devices.door import Binding, Devices
+from services.devices.here import at_start
+from services.engine import Engine
 from services.engines import make_engine
 from services.instance import Identity, Instance
 from services.lifecycle import Lifecycle, State
 from services.listener import Listener
+from services.pool.hotstart import HotPool
+from services.pool.keeper import Keeper
+from services.pool.parts import Herald, Nobody, Parts, PoolSettings
+from services.pool.renewable import Renewable
 from services.registration import LEAVE_S, Drain, Registration, quiet
 from services.server import Server
 
 log = logging.getLogger("weir.executor")
 
+ON_DEVICES = ("torch", "vllm")
+"""Engines that run on a GPU where there is one."""
+CLOSE_S = 5.0
+"""Longest goodbye of the engine; what it holds goes with the process in any case."""
 HURRY_S = 0.5
 """Longest goodbye to Consul after the second SIGTERM."""
 _WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
@@ -39,7 +51,10 @@ _WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `weir executor` is started with. Addresses are host:port; consul "" means: don't register."""
+    """What `weir executor` is started with. Addresses are host:port; consul "" means: don't register.
+
+    device: uuid, "cpu", or "" for what is best. run_dir: folder for the snapshot of a sleeping instance.
+    """
 
     identity: Identity
     listen: str
@@ -51,6 +66,8 @@ class Settings:
     admin: str = ""
     drain: Drain = field(default_factory=Drain)
     debug: bool = False
+    device: str = ""
+    run_dir: str = ""
 
 
 def address(text: str, what: str) -> tuple[str, int]:
@@ -82,19 +99,29 @@ def row(settings: Settings) -> register.Instance:
         xds_token_sha256=settings.token_sha256,
         sidecar_address=sidecar_host,
         sidecar_port=sidecar_port,
+        admin=settings.admin,
     )
 
 
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
     stop, clock = _Stop(), SystemClock()
-    engine = make_engine(settings.engine, settings.options, settings.identity.model)
+    devices, binding = at_start(settings.device, gpu=settings.engine in ON_DEVICES)
+    engine = Renewable(lambda where: _engine(settings, where), binding)
     instance = Instance(settings.identity, engine, Lifecycle())
     async with contextlib.AsyncExitStack() as stack:
-        registration = await _registration(settings, clock, stack)
+        stack.callback(devices.close)
+        consul = await _consul(settings, clock, stack)
+        registration = _registration(settings, clock, consul)
+        stack.push_async_callback(_close, engine)
         await engine.start()
         instance.lifecycle.to(State.RUNNING)
-        for listener in _listeners(settings, instance, clock, stop):
+        pool = _pool(settings, instance, engine, clock, registration, devices)
+        stack.push_async_callback(pool.close)
+        if consul is not None:
+            keeper = asyncio.create_task(Keeper(pool, consul, clock).run(), name="keeper")
+            stack.callback(keeper.cancel)
+        for listener in _listeners(settings, pool, clock, stop):
             stack.push_async_callback(listener.stop)
             await _bind(listener, settings.identity.instance)
         _say_ready(settings)
@@ -106,6 +133,22 @@ async def serve(settings: Settings) -> None:
             await _unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
         else:
             await _registered(registration, settings.drain, instance, stop)
+
+
+def _engine(settings: Settings, where: Binding) -> Engine:
+    """The engine for this place, not started; again after a cold start, on another device after a move."""
+    options = dict(settings.options)
+    if settings.engine == "torch":
+        options.setdefault("device", where.torch)
+    return make_engine(settings.engine, options, settings.identity.model)
+
+
+async def _close(engine: Engine) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await engine.close()
+    except TimeoutError:
+        log.warning("the engine did not close within %g s", CLOSE_S)
 
 
 async def _registered(registration: Registration, how: Drain, instance: Instance, stop: _Stop) -> None:
@@ -147,23 +190,53 @@ class _Stop:
         (self.now if self.asked.is_set() else self.asked).set()
 
 
-async def _registration(
-    settings: Settings, clock: Clock, stack: contextlib.AsyncExitStack
-) -> Registration | None:
+async def _consul(settings: Settings, clock: Clock, stack: contextlib.AsyncExitStack) -> Consul | None:
     if not settings.consul:
         return None
-    consul = await stack.enter_async_context(Consul.from_env(address=settings.consul, clock=clock))
+    return await stack.enter_async_context(Consul.from_env(address=settings.consul, clock=clock))
+
+
+def _registration(settings: Settings, clock: Clock, consul: Consul | None) -> Registration | None:
+    if consul is None:
+        return None
     return Registration(consul, row(settings), clock, random.Random())  # noqa: S311 (jitter, no secret)
 
 
-def _listeners(settings: Settings, instance: Instance, clock: Clock, stop: _Stop) -> list[Listener]:
-    server = Server(instance, clock, debug=settings.debug)
+def _pool(
+    settings: Settings,
+    instance: Instance,
+    engine: Renewable,
+    clock: Clock,
+    registration: Registration | None,
+    devices: Devices,
+) -> HotPool:
+    file = Path(settings.run_dir) / f"{settings.identity.instance}.snapshot" if settings.run_dir else None
+    # Where nobody is told there is no news to wait for.
+    drain = settings.drain if registration is not None else Drain(settings.drain.deadline_s, 0.0)
+    herald: Herald = Nobody() if registration is None else registration
+    herald.place(engine.binding.uuid)
+    return HotPool(
+        Parts(
+            instance=instance,
+            engine=engine,
+            clock=clock,
+            herald=herald,
+            devices=devices,
+            options=settings.options,
+            snapshot_file=file,
+            settings=PoolSettings(drain=drain),
+        )
+    )
+
+
+def _listeners(settings: Settings, pool: HotPool, clock: Clock, stop: _Stop) -> list[Listener]:
+    server = Server(pool.parts.instance, clock, debug=settings.debug)
     out = [Listener(server.app(), *address(settings.listen, "--listen"))]
     if settings.admin:
         host, port = address(settings.admin, "--admin")
         if not _loopback(host):
             raise UsageError(f"--admin {settings.admin!r}", "not on loopback", "give 127.x.y.z:port")
-        out.append(Listener(admin_app(stop.asked.set, instance), host, port))
+        out.append(Listener(admin_app(stop.asked.set, pool), host, port))
     return out
 
 

@@ -16,7 +16,7 @@ CONTROL_PLANE_HTTP = 9102
 INGRESS_HTTPS, INGRESS_HTTP, INGRESS_METRICS = 8443, 8080, 9102
 MESH_GATEWAY = 8443
 ADMIN = 19000
-EXECUTOR, SIDECAR = 9000, 21000
+EXECUTOR, EXECUTOR_ADMIN, SIDECAR = 9000, 9001, 21000
 
 _CONSUL, _CONTROL_PLANE, _INGRESS, _MESH_GATEWAY, _FIRST_INSTANCE = 1, 2, 3, 4, 10
 
@@ -127,6 +127,7 @@ class RegionAddresses:
             host = self.instance(number)
             found += [
                 Listener(host, EXECUTOR, f"executor {number}"),
+                Listener(host, EXECUTOR_ADMIN, f"executor {number} admin"),
                 Listener(host, SIDECAR, f"sidecar {number}"),
                 Listener(host, ADMIN, f"sidecar {number} admin"),
             ]

@@ -104,6 +104,11 @@ class RegionLayout:
         return self.folder / "envoy" / f"{process}.json"
 
     @property
+    def run(self) -> Path:
+        """What running executors leave: snapshots of those that sleep."""
+        return self.folder / "run"
+
+    @property
     def ads_socket(self) -> Path:
         return self.world.runtime / f"{self.name}.sock"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from mesh.world.addresses import ADMIN, CONTROL_PLANE_HTTP, EXECUTOR, SIDECAR
+from mesh.world.addresses import ADMIN, CONTROL_PLANE_HTTP, EXECUTOR, EXECUTOR_ADMIN, SIDECAR
 from mesh.world.engines import ECHO, ENGINES
 from mesh.world.layout import MARKER, RegionLayout
 from mesh.world.spec import SERVICE, Instance, WorldSpec
@@ -180,6 +180,8 @@ def _executor(
             *("--instance", member.id),
             *("--listen", f"{member.address}:{EXECUTOR}"),
             *("--sidecar", f"{member.address}:{SIDECAR}"),
+            *("--admin", f"{member.address}:{EXECUTOR_ADMIN}"),
+            *("--run-dir", str(paths.run)),
             *("--consul", where.consul_http),
             *("--xds-token-sha256", digest),
             *_engine(spec),

@@ -1,7 +1,8 @@
 """The door to devices: what an instance may know of the thing it runs on, and how it is bound to it.
 
 Law: types and pure answers about them. Bytes are bytes, loads are shares 0..1. An implementation does
-blocking calls of milliseconds; from a loop, call it in a thread. A device that is gone is services.faults.DeviceLost.
+blocking calls of milliseconds; from a loop, call it in a thread. A device that is gone is a DeviceLost
+(services/faults.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The devices of this machine: GPUs where NVML finds some, else the CPU.
+"""The devices of this machine: GPUs where NVML finds some, else the CPU; and which one an engine starts on.
 
 Law: chooses; does nothing else.
 """
 
 from __future__ import annotations
 
-from services.devices.door import Devices
-from services.devices.host import HostDevices
+from services.devices.door import Binding, Devices, places
+from services.devices.host import CPU, HostDevices
 from services.devices.nvml import NoGpu, NvmlDevices
 
 
@@ -24,3 +24,19 @@ def devices(want: str = "") -> Devices:
             why = error.why if isinstance(error, NoGpu) else "nvidia-ml-py is not installed"
             raise NoGpu("GPUs", why, "install the driver and nvidia-ml-py, or serve on the CPU") from error
         return HostDevices()
+
+
+def at_start(want: str, *, gpu: bool) -> tuple[Devices, Binding]:
+    """Where an engine starts. want: uuid of a device or slice, "cpu", or "" for the GPU with most memory free
+    (the CPU where there is none, or where the engine has no use for one: gpu False).
+
+    Raises UsageError for an unknown device, NoGpu, DeviceLost.
+    """
+    if want == CPU or not (want or gpu):
+        host = HostDevices()
+        return host, host.bind(CPU)
+    found = devices("gpu" if want else "")
+    if want:
+        return found, found.bind(want)
+    roomy = max(places(found.list()), key=lambda d: (d.memory_free, -d.index))
+    return found, found.bind(roomy.uuid)

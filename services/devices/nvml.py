@@ -71,7 +71,7 @@ class NvmlDevices:
 
     def list(self) -> tuple[Device, ...]:
         """GPUs in the driver's order. One that is lost is left out: the others serve on."""
-        return tuple(self._each(lambda index, handle: self._device(index, handle)))
+        return self._each(self._device)
 
     def bind(self, uuid: str) -> Binding:
         """CUDA_VISIBLE_DEVICES takes UUIDs of GPUs and of MIG slices alike."""
@@ -93,14 +93,14 @@ class NvmlDevices:
             self._open = False
             self._call.must("nvmlShutdown")
 
-    def _each(self, read: Callable[[int, Any], Device]) -> list[Device]:
+    def _each(self, read: Callable[[int, Any], Device]) -> tuple[Device, ...]:
         found = []
         for index in range(self._call.must("nvmlDeviceGetCount")):
             try:
                 found.append(read(index, self._call.must("nvmlDeviceGetHandleByIndex", index)))
             except DeviceLost:
                 continue
-        return found
+        return tuple(found)
 
     def _lost(self) -> set[str]:
         """UUIDs that the driver still knows of devices that no longer answer."""

@@ -77,7 +77,7 @@ def test_what_stands_in_consul_is_the_contract(tmp_path: Path, agent: Agent) -> 
         instance = held(agent)
         assert instance is not None
         meta = {"region": "us-east-1", "zone": "a", "stage": "stable", "version": "7", "model": "echo-1"}
-        meta |= {"tenant_class": "", "lifecycle": "ready"}
+        meta |= {"tenant_class": "", "lifecycle": "ready", "device": "cpu"}
         assert (instance["Service"], instance["Address"], instance["Port"]) == ("chat", "127.107.2.10", 9000)
         assert instance["Meta"] == meta
         assert (sidecar["Kind"], sidecar["Service"]) == ("connect-proxy", "chat-sidecar-proxy")

@@ -1,0 +1,83 @@
+"""What an instance remembers while it sleeps: the answer it gave, the memory it held, its snapshot.
+
+Law: one instance's memory; files only through mesh.world.files, whole or not there. The model's folder is
+described once; the engine answers the fixed prompt once, the first time it is asked to sleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mesh.world import files
+from services.pool.describe import model_parts
+from services.pool.parts import Parts
+from services.pool.snapshot import ModelParts, Snapshot, SnapshotRefused, decode, encode
+from services.pool.verify import FIXED_PROMPT, Answer, ask
+
+
+class Memory:
+    """answer: to the fixed prompt, None before it was asked. held, asleep: device memory in bytes, awake and
+    asleep. raw: the snapshot as it is in the file, b"" before the first sleep."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        self._model: ModelParts | None = None
+        self.answer: Answer | None = None
+        self.held = self.asleep = 0
+        self.raw = b""
+
+    async def learn(self) -> Answer:
+        """The answer that counts from now on. Raises what the engine raises."""
+        if self.answer is None:
+            self.answer = await ask(self._p.engine, self._p.settings.ask_limit_s)
+        return self.answer
+
+    async def describe(self) -> None:
+        """Read the model's folder, once. Raises WeirError."""
+        if self._model is None:
+            folder = self._p.model_folder
+            self._model = ModelParts() if folder is None else await asyncio.to_thread(model_parts, folder)
+
+    @property
+    def need(self) -> int:
+        """Bytes of device memory that waking takes; 0: not known."""
+        return max(0, self.held - self.asleep)
+
+    def write(self, level: int) -> int:
+        """Make the snapshot and put it into its file. Returns its size. Raises WeirError."""
+        assert self.answer is not None
+        snapshot = Snapshot(
+            identity=asdict(self._p.instance.identity),
+            facts=facts(self._p),
+            options=dict(self._p.options),
+            device=self._p.engine.binding.uuid,
+            level=level,
+            prompt=FIXED_PROMPT,
+            answer=self.answer,
+            held=self.held,
+            asleep=self.asleep,
+            taken_at=int(self._p.clock.time()),
+            model=self._model or ModelParts(),
+        )
+        self.raw = encode(snapshot)
+        if self._p.snapshot_file is not None:
+            files.write(self._p.snapshot_file, self.raw, mode=0o600)
+        return len(self.raw)
+
+
+def facts(parts: Parts) -> dict[str, Any]:
+    """Facts of the engine as JSON has them."""
+    body = asdict(parts.engine.facts())
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in body.items()}
+
+
+def load(path: Path) -> Snapshot:
+    """The snapshot in a file. Raises SnapshotRefused, also when there is none."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise SnapshotRefused(str(path), error.strerror or "can't be read") from error
+    return decode(raw, str(path))

@@ -1,0 +1,74 @@
+"""What the verbs of one instance work with: its engine, who tells Consul, devices, limits.
+
+Law: types and values; nothing is done here but standing in for a Consul that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from mesh.clock import Clock
+from services.devices.door import Devices
+from services.instance import Instance
+from services.pool.place import BUSY
+from services.pool.renewable import Renewable
+from services.pool.verify import GIVEN_BACK
+from services.registration import Drain
+
+
+class Herald(Protocol):
+    """What is needed of services.registration.Registration."""
+
+    async def become(self, lifecycle: str, slept_at: int = 0) -> bool:
+        """Tell Consul; False when it couldn't be told."""
+
+    def place(self, device: str) -> None:
+        """On which device the instance is, from the next telling on."""
+
+
+class Nobody:
+    """A Herald where the instance is not registered: there is nobody to tell."""
+
+    async def become(self, lifecycle: str, slept_at: int = 0) -> bool:
+        return True
+
+    def place(self, device: str) -> None:
+        """Nobody asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Seconds and shares. drain: how long what runs may take, and how long nothing may have come in before
+    the engine sleeps. wake_limit_s: longest wake. start_limit_s: longest cold start. ask_limit_s: longest
+    answer to the fixed prompt. close_limit_s: longest goodbye of an engine that is replaced. cold_tries:
+    cold starts before it stays quarantined. given_back: least share of memory. busy: load of a device over
+    which a sleeper wakes elsewhere."""
+
+    drain: Drain = field(default_factory=Drain)
+    wake_limit_s: float = 60.0
+    start_limit_s: float = 600.0
+    ask_limit_s: float = 60.0
+    close_limit_s: float = 30.0
+    cold_tries: int = 2
+    given_back: float = GIVEN_BACK
+    busy: float = BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """engine: the outermost one, the same as `instance.engine`. devices: None where loads and memory are not
+    looked at. model_folder: described in the snapshot, where there is one. snapshot_file: where it is kept.
+    """
+
+    instance: Instance
+    engine: Renewable
+    clock: Clock
+    herald: Herald = field(default_factory=Nobody)
+    devices: Devices | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    model_folder: Path | None = None
+    snapshot_file: Path | None = None
+    settings: PoolSettings = field(default_factory=PoolSettings)
