@@ -1,7 +1,8 @@
 """Weights in the memory of a GPU: one storage, given back while parked, its copy kept in pinned host memory.
 
 Law: all tensors are views of one storage that is emptied and filled again, so that they stay the same
-objects; their address may change. Works on device "cpu" too, without pinning: that is how it is tested without a GPU.
+objects; their address may change. Works on device "cpu" too, without pinning: that is how it is tested
+without a GPU.
 """
 
 from __future__ import annotations

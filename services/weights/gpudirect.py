@@ -1,4 +1,4 @@
-"""Shards → GPU without the host's memory in between, by the library fastsafetensors where it and cuFile are.
+"""Shards → GPU without host memory in between, by the library fastsafetensors where it and cuFile are.
 
 Law: imports the library only when asked; says Unusable where it can't do it, so that the portable way is
 taken. Checksums are compared here too: read back from the device, which is faster than any disk.

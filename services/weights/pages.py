@@ -27,6 +27,7 @@ _FILL_THREADS = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def up(nbytes: int, step: int = PAGE) -> int:
@@ -67,6 +68,17 @@ def populate(address: int, nbytes: int) -> None:
         # An older kernel: touch each page.
         for offset in range(0, nbytes, PAGE):
             ctypes.string_at(address + offset, 1)
+
+
+def cached(address: int, nbytes: int) -> float:
+    """Share of these pages of a file mapping that the page cache has, whoever brought them. OSError if
+    nobody can tell."""
+    count = up(nbytes) // PAGE
+    vector = ctypes.create_string_buffer(count)
+    if _libc.mincore(address, up(nbytes), vector) != 0:
+        raise OSError(ctypes.get_errno(), f"mincore of {nbytes} bytes")
+    # Only the lowest bit is defined.
+    return sum(1 for byte in vector.raw if byte & 1) / count
 
 
 def resident(address: int, nbytes: int) -> int:

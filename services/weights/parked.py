@@ -85,7 +85,7 @@ class Parked:
 
 
 def chunks(arena: FileArena) -> Iterator[tuple[int, str]]:
-    """Size and sum of each chunk, in order, made by several threads. Raises Unsound when a page can't be had."""
+    """Size and sum of each chunk, in order, by several threads. Raises Unsound when a page can't be had."""
     view = arena.view
 
     def one(start: int) -> tuple[int, str]:

@@ -22,8 +22,13 @@ log = logging.getLogger("weir.weights")
 
 THREADS = 8
 """Reads in flight: disks reach their rate only with several. More than processors on purpose."""
+CACHED = 0.9
+"""Share of the files in the page cache from which on nothing is measured: no way beats a mapping then."""
 _SPARE = 2
 """Buffers that wait for the consumer while all threads read."""
+
+TRIED = (Way.DIRECT, Way.MAPPED)
+"""Past the page cache, or through it without a copy: what lies between them is never the best."""
 
 Check = Callable[[Span, memoryview], None]
 """Called in the reading thread; raises what is wrong with these bytes."""
@@ -45,21 +50,26 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way taken for most ranges, and the figures that chose it (none: too few ranges to measure)."""
+    """The way taken for most ranges, and why: the figures that chose it, or a page cache that has the files.
+
+    Neither where there was too little to measure, or the caller ordered it. cached: share of the files in the
+    page cache before, 0..1.
+    """
 
     way: Way
     figures: tuple[Figure, ...] = ()
+    cached: float = 0.0
 
     def __str__(self) -> str:
-        measured = ", ".join(f"{f.way} {f.rate / 1e9:.2f} GB/s" for f in self.figures)
-        return f"{self.way} ({measured or 'not measured'})"
+        measured = [f"{f.way} {f.rate / 1e9:.2f} GB/s" for f in self.figures]
+        return f"{self.way} ({', '.join([*measured, f'{self.cached:.0%} in the page cache'])})"
 
 
-def decide(figures: Sequence[Figure], usable: Sequence[Way]) -> Choice:
-    """The fastest measured way; unmeasured, through the page cache. Raises ValueError when none is usable."""
+def decide(figures: Sequence[Figure], cached: float) -> Choice:
+    """The fastest measured way; unmeasured, a mapping of what the page cache has, else plain reads."""
     if figures:
-        return Choice(max(figures, key=lambda f: f.rate).way, tuple(figures))
-    return Choice(Way.BUFFERED if Way.BUFFERED in usable else usable[0])
+        return Choice(max(figures, key=lambda f: f.rate).way, tuple(figures), cached)
+    return Choice(Way.MAPPED if cached >= CACHED else Way.BUFFERED, (), cached)
 
 
 class Reader:
@@ -87,26 +97,24 @@ class Reader:
         with ThreadPoolExecutor(self._threads, "weir-read") as pool:
             left = list(spans)
             figures = []
-            for way in self._trials(spans):
+            cached = 0.0 if self._way else sources.cached(self._paths.values())
+            for way in self._trials(spans, cached):
                 trial, left = left[: self._threads], left[self._threads :]
                 stage = _Stage(self._paths, way, pool, buffers, self._clock)
                 yield from stage.run(trial, check)
                 figures.append(stage.figure(trial))
-            self.choice = Choice(self._way) if self._way else decide(figures, self._usable())
+            self.choice = Choice(self._way) if self._way else decide(figures, cached)
             if spans:
                 yield from _Stage(self._paths, self.choice.way, pool, buffers, self._clock).run(left, check)
 
-    def _usable(self) -> tuple[Way, ...]:
-        return sources.ways(next(iter(self._paths.values()))) or (Way.BUFFERED,)
-
-    def _trials(self, spans: Sequence[Span]) -> tuple[Way, ...]:
-        """The ways worth measuring: none when one was ordered or there is too little to read."""
-        if self._way is not None or not spans:
+    def _trials(self, spans: Sequence[Span], cached: float) -> tuple[Way, ...]:
+        """The ways worth measuring: none when one was ordered, or the page cache has it all, or there is too
+        little to read.
+        """
+        if self._way is not None or cached >= CACHED or len(spans) < 2 * len(TRIED) * self._threads:
             return ()
-        usable = self._usable()
-        # Where both of the extremes work, the third is never the best.
-        tried = tuple(w for w in usable if w is not Way.BUFFERED) if len(usable) > 2 else usable
-        return tried if len(spans) >= 2 * len(tried) * self._threads and len(tried) > 1 else ()
+        usable = sources.ways(self._paths[spans[0].shard])
+        return TRIED if all(way in usable for way in TRIED) else ()
 
 
 class _Stage:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -82,6 +83,10 @@ class Mapped:
         pages.populate(self._address + first, last - first)
         return self._view[start:stop]
 
+    def cached(self) -> float:
+        """Share of the file in the page cache, 0..1."""
+        return pages.cached(self._address, len(self._view))
+
     def close(self) -> None:
         # The mapping goes with the last view of it: now, unless a traceback still holds one.
         del self._view, self._map
@@ -90,6 +95,23 @@ class Mapped:
 def open_source(path: Path, way: Way) -> Source:
     """Raises OSError."""
     return Mapped(path) if way is Way.MAPPED else Reads(path, direct=way is Way.DIRECT)
+
+
+def cached(paths: Iterable[Path]) -> float:
+    """Share of these files in the page cache, 0..1, by pages; 0 where nobody can tell."""
+    shares = []
+    for path in paths:
+        try:
+            source = Mapped(path)
+        except (OSError, ValueError):
+            return 0.0
+        try:
+            shares.append((source.cached(), path.stat().st_size))
+        except OSError:
+            return 0.0
+        finally:
+            source.close()
+    return sum(share * size for share, size in shares) / max(1, sum(size for _, size in shares))
 
 
 def ways(path: Path) -> tuple[Way, ...]:
