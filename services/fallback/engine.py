@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from mesh.clock import Clock, SystemClock
 from services.engine import Engine, EngineFacts, EngineStats, GenerateRequest, Token
-from services.fallback.pair import Pair, facts_of, stats_of
+from services.fallback.pair import Pair
 from services.fallback.rules import (
     DEFAULT_RULES,
     STAY,
@@ -45,7 +45,10 @@ class TellsReason(Protocol):
 
 
 class FallbackEngine:
-    """An Engine over two. Neither is started yet; `start` starts both and refuses two different models."""
+    """An Engine over two. Neither is started yet; `start` starts both and refuses two different models.
+
+    shared: both run on the same memory (the torch engine's two modes), which then counts once.
+    """
 
     def __init__(
         self,
@@ -53,8 +56,11 @@ class FallbackEngine:
         secondary: Engine,
         rules: tuple[Rule, ...] = DEFAULT_RULES,
         clock: Clock | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        self._pair, self._rules, self._clock = Pair(primary, secondary), rules, clock or SystemClock()
+        self._pair, self._rules = Pair(primary, secondary, shared=shared), rules
+        self._clock = clock or SystemClock()
         self._long = any(rule.when is Reason.SEQUENCE_LENGTH for rule in rules)
         self._tally = Tally(reason.value for reason in Reason)
         self._reasons: OrderedDict[str, str] = OrderedDict()
@@ -65,8 +71,7 @@ class FallbackEngine:
         await self._pair.start()
 
     def facts(self) -> EngineFacts:
-        first, second = self._pair.primary.facts(), self._pair.secondary.facts()
-        return facts_of(first, second, long_goes_second=self._long)
+        return self._pair.facts(long_goes_second=self._long)
 
     def size(self, request: GenerateRequest) -> int:
         return self._pair.primary.size(request)
@@ -158,8 +163,7 @@ class FallbackEngine:
             return STAY
         dead = bool(self._pair.secondary.stats().dead)
         if isinstance(error, Refused):
-            refused = error.code if error.status == 429 else ""
-            return decide(self._rules, Facts(refused=refused, secondary_dead=dead))
+            return decide(self._rules, Facts(refused=error.code, secondary_dead=dead))
         code = error.code if isinstance(error, EngineFault) else "engine_error"
         return decide(self._rules, Facts(error=code, secondary_dead=dead))
 
@@ -181,9 +185,8 @@ class FallbackEngine:
         await self._pair.wake()
 
     def stats(self) -> EngineStats:
-        pair = self._pair
         stands_in = any(rule.when is Reason.ENGINE_ERROR for rule in self._rules)
-        both = stats_of(pair.primary.stats(), pair.secondary.stats(), pair.share, stands_in=stands_in)
+        both = self._pair.stats(stands_in=stands_in)
         return replace(both, extra={**both.extra, **self._tally.figures(self._clock.monotonic())})
 
     async def close(self) -> None:

@@ -12,11 +12,11 @@ from services.engine import Engine, EngineFacts, EngineStats
 
 
 class Pair:
-    """asleep, started: of both. share: how many of the primary's sequences the secondary has room for, 0..1;
-    1 where either has no limit."""
+    """asleep, started: of both. shared: they use the same memory. share: how many of the primary's sequences
+    the secondary has room for, 0..1; 1 where either has no limit."""
 
-    def __init__(self, primary: Engine, secondary: Engine) -> None:
-        self.primary, self.secondary = primary, secondary
+    def __init__(self, primary: Engine, secondary: Engine, *, shared: bool = False) -> None:
+        self.primary, self.secondary, self._shared = primary, secondary, shared
         self.started = self.asleep = False
         self.share, self._level = 1.0, 1
 
@@ -73,43 +73,46 @@ class Pair:
         finally:
             await self.secondary.close()
 
+    def facts(self, *, long_goes_second: bool) -> EngineFacts:
+        """The primary's. context: the longer of the two where long sequences go to the secondary."""
+        first, second = self.primary.facts(), self.secondary.facts()
+        longer = long_goes_second and first.context and second.context
+        return replace(
+            first,
+            context=max(first.context, second.context) if longer else first.context,
+            sleep_levels=tuple(level for level in first.sleep_levels if level in second.sleep_levels),
+            weights_bytes=self._memory(first.weights_bytes, second.weights_bytes),
+        )
+
+    def stats(self, *, stands_in: bool) -> EngineStats:
+        """Of both together; what can't be added (KV, fragmentation) is the primary's.
+
+        stands_in: whether the secondary answers for a dead primary. Then it is dead only when both are, and
+        with a dead primary its capacity is the secondary's, times `share`.
+        """
+        first, second = self.primary.stats(), self.secondary.stats()
+        covered = stands_in and not second.dead
+        return replace(
+            first,
+            running=first.running + second.running,
+            waiting=first.waiting + second.waiting,
+            tokens=first.tokens + second.tokens,
+            prompt_tokens=first.prompt_tokens + second.prompt_tokens,
+            preemptions=first.preemptions + second.preemptions,
+            memory_bytes=self._memory(first.memory_bytes, second.memory_bytes),
+            dead="" if covered else first.dead,
+            capacity=second.capacity * self.share if first.dead and covered else first.capacity,
+            extra={
+                **first.extra,
+                **{f"secondary_{name}": value for name, value in second.extra.items()},
+                'weir_fallback_engine_dead{engine="primary"}': float(bool(first.dead)),
+                'weir_fallback_engine_dead{engine="secondary"}': float(bool(second.dead)),
+            },
+        )
+
+    def _memory(self, first: int, second: int) -> int:
+        return max(first, second) if self._shared else first + second
+
 
 def _level(engine: Engine, wanted: int) -> int:
     return max((level for level in engine.facts().sleep_levels if level <= wanted), default=wanted)
-
-
-def facts_of(first: EngineFacts, second: EngineFacts, *, long_goes_second: bool) -> EngineFacts:
-    """The primary's. context: the longer of the two where a rule sends long sequences to the secondary."""
-    both_known = first.context and second.context
-    return replace(
-        first,
-        context=max(first.context, second.context) if long_goes_second and both_known else first.context,
-        sleep_levels=tuple(level for level in first.sleep_levels if level in second.sleep_levels),
-        weights_bytes=first.weights_bytes + second.weights_bytes,
-    )
-
-
-def stats_of(first: EngineStats, second: EngineStats, share: float, *, stands_in: bool) -> EngineStats:
-    """Of both together; what can't be added (KV, fragmentation) is the primary's.
-
-    stands_in: whether the secondary answers for a dead primary. Then it is dead only when both are, and with
-    a dead primary its capacity is the secondary's, times `share` (Pair.share).
-    """
-    covered = stands_in and not second.dead
-    return replace(
-        first,
-        running=first.running + second.running,
-        waiting=first.waiting + second.waiting,
-        tokens=first.tokens + second.tokens,
-        prompt_tokens=first.prompt_tokens + second.prompt_tokens,
-        preemptions=first.preemptions + second.preemptions,
-        memory_bytes=first.memory_bytes + second.memory_bytes,
-        dead="" if covered else first.dead,
-        capacity=second.capacity * share if first.dead and covered else first.capacity,
-        extra={
-            **first.extra,
-            **{f"secondary_{name}": value for name, value in second.extra.items()},
-            'weir_fallback_engine_dead{engine="primary"}': float(bool(first.dead)),
-            'weir_fallback_engine_dead{engine="secondary"}': float(bool(second.dead)),
-        },
-    )

@@ -29,8 +29,8 @@ class Rule:
     """One reason and when it holds.
 
     over: sequence_length: tokens of prompt and answer together; fragmentation: share, 0..1. until:
-    fragmentation only: once it held, it holds down to here, so that it doesn't flap. codes: queue_full only:
-    codes of the primary's refusal (429) that count.
+    fragmentation only: once it held, it holds down to here, so that it doesn't flap. codes: queue_full and
+    sequence_length: codes of the primary's refusal (faults.Refused) that mean the same.
     """
 
     when: Reason
@@ -52,7 +52,7 @@ def _wrong(rule: Rule) -> str:
     if rule.when is Reason.QUEUE_FULL and not rule.codes:
         return "codes must name at least one"
     takes = {
-        Reason.SEQUENCE_LENGTH: ("over",),
+        Reason.SEQUENCE_LENGTH: ("over", "codes"),
         Reason.FRAGMENTATION: ("over", "until"),
         Reason.QUEUE_FULL: ("codes",),
     }.get(rule.when, ())
@@ -61,7 +61,7 @@ def _wrong(rule: Rule) -> str:
 
 
 DEFAULT_RULES = (
-    Rule(Reason.SEQUENCE_LENGTH, over=8192),
+    Rule(Reason.SEQUENCE_LENGTH, over=8192, codes=("kv_never_fits",)),
     Rule(Reason.FRAGMENTATION, over=0.65, until=0.55),
     Rule(Reason.ENGINE_ERROR),
     Rule(Reason.QUEUE_FULL, codes=("queue_full", "kv_full")),
@@ -76,7 +76,7 @@ class Facts:
     sequence_tokens: prompt (0 where only the server can count) and max_tokens. context: of the primary, 0:
     not known. fragmentation: of the primary's memory, 0..1. running: sequences at the primary. fragmented:
     whether the fragmentation rule held the last time. error: code of the fault that the primary answered this
-    request with, or died of; refused: code of its refusal for now (429). secondary_dead: nobody to fall back
+    request with, or died of; refused: code of its refusal. secondary_dead: nobody to fall back
     to.
     """
 
@@ -118,7 +118,8 @@ def holds(rule: Rule, facts: Facts) -> bool:
     reserved, so it only rises once its traffic is gone, and no request would ever come back to it.
     """
     if rule.when is Reason.SEQUENCE_LENGTH:
-        return facts.sequence_tokens > rule.over or 0 < facts.context < facts.sequence_tokens
+        too_long = facts.sequence_tokens > rule.over or 0 < facts.context < facts.sequence_tokens
+        return too_long or facts.refused in rule.codes
     if rule.when is Reason.FRAGMENTATION:
         limit = rule.until if facts.fragmented else rule.over
         return facts.running > 0 and facts.fragmentation > limit

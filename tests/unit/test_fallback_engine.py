@@ -130,7 +130,7 @@ def test_a_full_queue_spills_over_and_comes_through_when_both_are_full() -> None
 @pytest.mark.parametrize(
     "error",
     [
-        Refused(400, "kv_never_fits", "never"),
+        Refused(400, "context_length_exceeded", "never"),
         Refused(429, "rate_limited", "not you"),
         Refused(503, "draining", "soon gone"),
         DeadlinePassed("too late"),
@@ -144,6 +144,15 @@ def test_what_no_rule_names_is_not_sent_elsewhere(error: Exception) -> None:
             await said(both)
         assert caught.value is error
         assert second.seen == []
+
+    run(main())
+
+
+def test_what_the_primarys_cache_can_never_hold_is_a_long_sequence_too() -> None:
+    async def main() -> None:
+        both = await started(Script("a", error=Refused(400, "kv_never_fits", "never")), Script("b"))
+        assert await names(both) == {"b"}
+        assert both.reason_of("r") == "sequence_length"
 
     run(main())
 
@@ -379,6 +388,8 @@ def test_figures_of_both_are_added_and_keep_their_names_apart() -> None:
         assert (stats.memory_bytes, stats.fragmentation) == (2000, 0.3)
         assert (stats.extra["steps"], stats.extra["secondary_steps"]) == (1.0, 1.0)
         assert both.facts().weights_bytes == 200
+        one = FallbackEngine(Script("a"), Script("b"), clock=LoopClock(), shared=True)
+        assert (one.facts().weights_bytes, one.stats().memory_bytes) == (100, 1000)
         assert both.facts().name == "a"
 
     run(main())
