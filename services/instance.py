@@ -144,7 +144,10 @@ class Instance:
 
     def why_fallback(self, request_id: str) -> str:
         """Why the second engine answers this request, or empty."""
-        engine = self.engine
+        engine: object = self.engine
+        # The engine may have been built anew since the last answer (services/pool/renewable.py).
+        while engine is not None and not isinstance(engine, TellsReason):
+            engine = getattr(engine, "inner", None)
         return engine.reason_of(request_id) if isinstance(engine, TellsReason) else ""
 
     def why_ill(self) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
@@ -15,67 +14,16 @@ from multidict import CIMultiDict
 from mesh.clock import SystemClock
 from services.engine import GenerateRequest, Token
 from services.engines.echo import EchoEngine, EchoOptions, Source
-from services.instance import Identity, Instance
+from services.instance import Instance
 from services.listener import Listener
 from services.server import MAX_BODY, Server
 from tests.sse import events
-
-WHO = Identity("chat", "chat-canary-1", "westeurope", "z1", "canary", "7", "echo-1")
-CHAT = {"model": "echo-1", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "seed": 9}
-TEXT = {"model": "echo-1", "prompt": "hi", "max_tokens": 5, "seed": 0}
-CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
-DEADLINE_S = 10.0
+from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, WHO, Running, served
 
 
 def words(prompt: str, seed: int, count: int) -> list[str]:
     source = Source(prompt, seed)
     return [source.at(i)[1] for i in range(count)]
-
-
-class Running:
-    """An executor in this process, with a client for it."""
-
-    def __init__(self, instance: Instance, http: aiohttp.ClientSession, base: str) -> None:
-        self.instance, self.http, self.base = instance, http, base
-
-    async def post(self, path: str, body: Any) -> tuple[int, Any]:
-        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.http.post(self.base + path, data=io.BytesIO(raw)) as answer:
-            assert answer.content_type == "application/json"
-            return answer.status, await answer.json()
-
-    async def stream(self, path: str, body: dict[str, Any]) -> list[str]:
-        async with self.http.post(self.base + path, json=body | {"stream": True}) as answer:
-            assert (answer.status, answer.content_type) == (200, "text/event-stream")
-            return events(await answer.read())
-
-    async def status(self, path: str) -> int:
-        async with self.http.get(self.base + path) as answer:
-            return answer.status
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not true():  # noqa: ASYNC110 (what is waited for has no event)
-                await asyncio.sleep(0.005)
-
-
-def served(
-    test: Callable[[Running], Awaitable[None]], *, debug: bool = False, engine: Any = None, **options: float
-) -> None:
-    async def main() -> None:
-        made = engine or EchoEngine(EchoOptions(**options))  # type: ignore[arg-type]
-        await made.start()
-        instance = Instance(WHO, made)
-        listener = Listener(Server(instance, SystemClock(), debug=debug).app(), "127.0.0.1", 0)
-        await listener.start()
-        try:
-            async with aiohttp.ClientSession() as http:
-                await test(Running(instance, http, f"http://127.0.0.1:{listener.port}"))
-            assert instance.in_flight == 0 or options.get("hang_after", -1) >= 0
-        finally:
-            await listener.stop()
-
-    asyncio.run(main())
 
 
 def test_a_chat_answer_in_one_piece() -> None:
