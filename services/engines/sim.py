@@ -24,6 +24,10 @@ from services.faults import (
 )
 from services.sim_cost import SimOptions, Words, blocks, fails, parse, prompt_tokens, step_s
 
+HAND_OVER_TURNS = 3
+"""Turns of the event loop between two steps. Without them the next step begins before the reader of a last
+token has told anybody that a place is free, and each sequence costs the engine an empty place for a step."""
+
 
 def make(model: str, options: Mapping[str, str]) -> SimEngine:
     """It has no model: any name will do. Raises UsageError for an option that it doesn't know."""
@@ -210,6 +214,8 @@ class SimEngine:
 
     async def _turn(self) -> tuple[_Sequence, ...]:
         """Take in who fits and let the price of one step pass; who was in it, empty: nobody can step."""
+        for _ in range(HAND_OVER_TURNS):
+            await self._clock.sleep(0)
         prefill = self._join()
         batch = tuple(s for s in self._running if not s.hung)
         if batch:

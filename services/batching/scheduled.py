@@ -1,0 +1,228 @@
+"""An engine behind a scheduler: the shell that gives the core its time and the requests their turn.
+
+Law: decides nothing; it asks the core (who, when), waits, and passes the inner engine's tokens on. Whatever
+way a request ends, its place and KV go back in `finally`, after the inner engine let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import AsyncGenerator
+from functools import partial
+from random import Random
+
+from mesh.clock import Clock, SystemClock
+from services.batching.admission import backoff_s, limits, need
+from services.batching.core import Core
+from services.batching.counts import extra, gather
+from services.batching.job import Job
+from services.batching.model import BatchingCounts, BatchingSettings, Late, Phase
+from services.batching.sampler import Governor
+from services.engine import Engine, EngineFacts, EngineStats, GenerateRequest, Token
+from services.faults import DeadlinePassed, EngineDied, EngineFault, EngineHung, Refused
+
+NOT_RETRIED = (Refused, EngineDied, DeadlinePassed, EngineHung)
+"""Another try would be refused again, die again, or come later than anybody waits: a hang took its time."""
+
+
+class Scheduled:
+    """An Engine. rng: for the jitter of retries. `draining`: new requests are refused (503), those that are
+    here are served.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: BatchingSettings | None = None,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self.engine, self._how = engine, settings or BatchingSettings()
+        self._clock, self._rng = clock or SystemClock(), rng or Random(0)  # noqa: S311 (jitter, no secret)
+        self._ranks = {name: rank for rank, name in enumerate(self._how.classes)}
+        self._core: Core[Job] = Core(self._how, limits(EngineFacts(""), self._how))
+        self._governor = Governor(self._how, self._core)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._started, self._asleep, self._dead = False, False, ""
+        self._refusals: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Its counters start anew: the limits may be others."""
+        await self.engine.start()
+        self._core = Core(self._how, limits(self.engine.facts(), self._how))
+        self._governor = Governor(self._how, self._core)
+        self._started, self._asleep, self._dead = True, False, ""
+
+    def facts(self) -> EngineFacts:
+        return self.engine.facts()
+
+    def size(self, request: GenerateRequest) -> int:
+        return self.engine.size(request)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
+        """Tokens of one sequence, once it has a place. Raises Refused before anything is queued, then
+        DeadlinePassed, EngineHung, and what the inner engine raises.
+        """
+        core = self._core
+        job = self._submitted(core, request)
+        try:
+            while True:
+                if job.turn is not None:
+                    await job.turn
+                job.inner = self.engine.generate(request)
+                try:
+                    while (token := await self._next(job)) is not None:
+                        if token.finish is not None:
+                            # Its place is the next one's now, not when the reader has read the last token.
+                            await job.let_go()
+                            self._leave(core, job)
+                        yield token
+                        if token.finish is not None:
+                            return
+                finally:
+                    await job.let_go()
+                self._try_again(core, job)
+        finally:
+            self._leave(core, job)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Raises RuntimeError while anything runs or waits."""
+        core = self._core
+        if core.running or core.queued or core.delayed:
+            raise RuntimeError("can't sleep: requests are running or waiting")
+        self._asleep = True
+        try:
+            await self.engine.sleep(level)
+        except BaseException:
+            self._asleep = False
+            raise
+
+    async def wake(self) -> None:
+        await self.engine.wake()
+        self._asleep = False
+
+    def stats(self) -> EngineStats:
+        """The inner engine's, with those waiting here, and `batching_…` in extra."""
+        inner, core = self.engine.stats(), self._core
+        return dataclasses.replace(
+            inner,
+            waiting=inner.waiting + core.queued + core.delayed,
+            capacity=inner.capacity * self._governor.capacity,
+            extra={**inner.extra, **extra(self.counts())},
+        )
+
+    async def close(self) -> None:
+        """Whoever waits gets EngineDied. Fine to call twice."""
+        self._started = False
+        self._fail_waiting(self._core, EngineDied("the engine was closed"))
+        await self.engine.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    def counts(self) -> BatchingCounts:
+        return gather(self._core, self._governor, self._how, self._refusals)
+
+    @property
+    def draining(self) -> bool:
+        return self._core.draining
+
+    def drain(self, on: bool = True) -> None:
+        """Refuse new requests (503, "draining"); off: take them again."""
+        self._core.draining = on
+
+    def _submitted(self, core: Core[Job], request: GenerateRequest) -> Job:
+        try:
+            self._check()
+            blocks = need(self.engine.size(request), request.max_tokens, core.limits)
+            now = self._clock.monotonic()
+            job = Job(blocks, self._ranks.get(request.tenant_class, len(self._ranks)), now)
+            if request.deadline_s is not None:
+                job.deadline = now + request.deadline_s
+                if request.deadline_s <= 0:
+                    core.deadline_misses += 1
+                    raise DeadlinePassed("the deadline had passed before the request came")
+            core.submit(job, now)
+        except Refused as refused:
+            self._refusals[refused.code] += 1
+            raise
+        self._pump(core, now)
+        if job.phase is not Phase.PLACED:
+            job.turn = asyncio.get_running_loop().create_future()
+        return job
+
+    def _check(self) -> None:
+        if self._dead:
+            self._dead = self.engine.stats().dead  # it may have been brought back
+        if self._dead:
+            raise EngineDied(self._dead)
+        if not self._started:
+            raise RuntimeError("the engine was not started")
+        if self._asleep:
+            raise Refused(503, "asleep", "this instance sleeps")
+
+    async def _next(self, job: Job) -> Token | None:
+        """The next token; None: this try failed and another is allowed. Raises the fault otherwise."""
+        how, now = self._how, self._clock.monotonic()
+        try:
+            token = await job.next_token(now, how.idle_s if job.sent else how.first_token_s)
+        except EngineDied as fault:
+            self._dead = str(fault) or fault.code
+            self._fail_waiting(self._core, fault)
+            raise
+        except EngineFault as fault:
+            job.tries += 1
+            if job.sent or job.tries > how.retries or isinstance(fault, NOT_RETRIED):
+                raise
+            return None
+        self._governor.tokens += 1
+        return token
+
+    def _try_again(self, core: Core[Job], job: Job) -> None:
+        now = self._clock.monotonic()
+        job.turn = asyncio.get_running_loop().create_future()
+        core.again(job, now + backoff_s(self._how, job.tries, self._rng.random()))
+        self._pump(core, now)
+
+    def _leave(self, core: Core[Job], job: Job) -> None:
+        if job.phase is not Phase.GONE:
+            now = self._clock.monotonic()
+            core.finish(job, now)
+            self._pump(core, now)
+
+    def _pump(self, core: Core[Job], now: float) -> None:
+        """Let those in whose turn it is, and see to it that the next event is not missed."""
+        for job in core.start(now):
+            job.called()
+        if core.running:
+            self._governor.wake(now)
+        at = min(core.next_at(), self._governor.at)
+        if at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            # Timers of the loop are monotonic like the Clock, and dearer tools (a task that sleeps) are late.
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now), self._tick, core)
+            self._timer_at = at
+
+    def _tick(self, core: Core[Job]) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now = self._clock.monotonic()
+        for job, late in core.due(now):
+            job.interrupt(self._fault(job, late), partial(self._leave, core, job))
+        self._governor.look(now)
+        self._pump(core, now)
+
+    def _fault(self, job: Job, late: Late) -> EngineFault:
+        if late is Late.DEADLINE:
+            where = "while it ran" if job.inner is not None else "in the queue"
+            return DeadlinePassed(f"the deadline passed {where}")
+        limit = self._how.idle_s if job.sent else self._how.first_token_s
+        return EngineHung(f"no {'further' if job.sent else 'first'} token within {limit:g} s")
+
+    def _fail_waiting(self, core: Core[Job], fault: EngineDied) -> None:
+        for job in core.abandon(self._clock.monotonic()):
+            job.interrupt(type(fault)(str(fault)), lambda: None)
