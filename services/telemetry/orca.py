@@ -20,6 +20,7 @@ SAMPLE_S = 0.5
 """CPU time and rates are read at most so often; an answer costs nothing but the writing."""
 WINDOW_S = 10.0
 """Rates are of the last so many seconds."""
+_MOST = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,10 @@ def report(facts: EngineFacts, stats: EngineStats, in_flight: int, rates: Rates)
         f"{NAMED}queue": stats.waiting,
         f"{NAMED}kv_cache_usage_perc": stats.kv_used,
     }
-    return "TEXT " + ", ".join(
-        f"{name}={value:.4g}" for name, value in values.items() if math.isfinite(value)
-    )
+    parts = (f"{name}={_bounded(value):.4g}" for name, value in values.items() if not math.isnan(value))
+    return "TEXT " + ", ".join(parts)
+
+
+def _bounded(value: float) -> float:
+    """No utilisation is below 0, and rounding must not make an infinity of it."""
+    return min(_MOST, max(0.0, value))
