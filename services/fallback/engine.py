@@ -66,6 +66,11 @@ class FallbackEngine:
         self._reasons: OrderedDict[str, str] = OrderedDict()
         self._fragmented = False
 
+    @property
+    def parts(self) -> tuple[Engine, Engine]:
+        """The primary and the secondary, for who reads figures of their own."""
+        return self._pair.primary, self._pair.secondary
+
     async def start(self) -> None:
         """Raises UsageError when the two serve different models."""
         await self._pair.start()
