@@ -124,7 +124,7 @@ def _verb(verb: str, names: list[str], each: Each, where: Where, limit_s: float,
                     said = await each(who, pool, doors)
             except Refused as error:
                 refused.append(error)
-                said = hand.Said(0, {"error": error.why})
+                said = hand.Said(show.REFUSED, {"error": error.why})
             show.done(verb, who, said)
             rows.append((who, said))
         show.results(verb, rows, json=json)

@@ -7,6 +7,7 @@ described once; the engine answers the fixed prompt once, the first time it is a
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from services.pool.describe import model_parts
 from services.pool.parts import Parts
 from services.pool.snapshot import ModelParts, Snapshot, SnapshotRefused, decode, encode
 from services.pool.verify import FIXED_PROMPT, Answer, ask
+
+SECRET = re.compile("key|token$|secret|password", re.IGNORECASE)
+"""Names of options that never enter a snapshot: who rebuilds has them from elsewhere."""
 
 
 class Memory:
@@ -46,13 +50,13 @@ class Memory:
         """Bytes of device memory that waking takes; 0: not known."""
         return max(0, self.held - self.asleep)
 
-    def write(self, level: int) -> int:
+    async def write(self, level: int) -> int:
         """Make the snapshot and put it into its file. Returns its size. Raises WeirError."""
         assert self.answer is not None
         snapshot = Snapshot(
             identity=asdict(self._p.instance.identity),
             facts=facts(self._p),
-            options=dict(self._p.options),
+            options={n: v for n, v in self._p.options.items() if not SECRET.search(n)},
             device=self._p.engine.binding.uuid,
             level=level,
             prompt=FIXED_PROMPT,
@@ -64,7 +68,7 @@ class Memory:
         )
         self.raw = encode(snapshot)
         if self._p.snapshot_file is not None:
-            files.write(self._p.snapshot_file, self.raw, mode=0o600)
+            await asyncio.to_thread(files.write, self._p.snapshot_file, self.raw, mode=0o600)
         return len(self.raw)
 
 

@@ -15,6 +15,8 @@ from services.pool.hand import Pool, Said
 from services.pool.plan import Member, as_json
 
 MIB = 2**20
+REFUSED = -1
+"""Status of what was not even asked."""
 
 
 def status(pool: Pool, states: Mapping[tuple[str, str], Said], now: float, *, json: bool) -> None:
@@ -45,9 +47,11 @@ def status(pool: Pool, states: Mapping[tuple[str, str], Said], now: float, *, js
         )
     table().print(shown)
     for region, why in pool.silent.items():
-        talk().print(f"{region}: its Consul doesn't answer ({why})", style="yellow", markup=False)
+        talk().print(
+            f"{region}: its Consul doesn't answer ({why})", style="yellow", markup=False, soft_wrap=True
+        )
     for problem in pool.problems:
-        talk().print(problem, style="yellow", markup=False)
+        talk().print(problem, style="yellow", markup=False, soft_wrap=True)
 
 
 def _body(who: Member, states: Mapping[tuple[str, str], Said]) -> Mapping[str, Any]:
@@ -67,15 +71,20 @@ def done(verb: str, who: Member, said: Said) -> None:
     name = f"{who.region}/{who.instance}"
     if said.ok:
         ms = float(outcome.get("seconds", 0.0)) * 1000
-        out.print(f"{name}: {said.body.get('lifecycle')} after {ms:.0f} ms", markup=False)
+        out.print(f"{name}: {said.body.get('lifecycle')} after {ms:.0f} ms", markup=False, soft_wrap=True)
     else:
-        out.print(f"{name}: {verb} failed: {said.error}", style="red", markup=False)
+        out.print(f"{name}: {verb} failed: {said.error}", style="red", markup=False, soft_wrap=True)
     for step in outcome.get("steps", ()):
         note = f"  {step['note']}" if step["note"] else ""
         mark = "failed" if step["failed"] else f"{step['seconds'] * 1000:.1f} ms"
-        out.print(f"  {step['name']}: {mark}{note}", markup=False)
+        out.print(f"  {step['name']}: {mark}{note}", markup=False, soft_wrap=True)
     if outcome.get("recovered"):
-        out.print(f"  by a cold start, because: {outcome['recovered']}", style="yellow", markup=False)
+        out.print(
+            f"  by a cold start, because: {outcome['recovered']}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def results(verb: str, rows: list[tuple[Member, Said]], *, json: bool) -> None:
@@ -99,4 +108,5 @@ def results(verb: str, rows: list[tuple[Member, Said]], *, json: bool) -> None:
         )
         return
     for who, said in rows:
-        table().print(f"{who.region}/{who.instance} {said.body.get('lifecycle') or 'unknown'}")
+        state = said.body.get("lifecycle") or ("refused" if said.status == REFUSED else "unknown")
+        table().print(f"{who.region}/{who.instance} {state}")

@@ -109,7 +109,7 @@ class Sleeping:
 
     async def _write(self, level: int) -> int | str:
         try:
-            return await asyncio.to_thread(self._memory.write, level)
+            return await self._memory.write(level)
         except WeirError as error:
             # It sleeps all the same; only a rebuild elsewhere needs the file.
             return f"not written ({error.why}): 0"

@@ -1,0 +1,314 @@
+"""The pool's pure parts: who goes cold, where a sleeper wakes, who may sleep, the snapshot's bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.devices.door import Device
+from services.pool.lru import MOST_ASLEEP, Sleeper, to_cool
+from services.pool.place import BUSY, NoRoom, choose, fits
+from services.pool.plan import Member, find, members, share, sleepers, why_keep
+from services.pool.snapshot import (
+    MAX_BYTES,
+    ModelFile,
+    ModelParts,
+    Snapshot,
+    SnapshotRefused,
+    decode,
+    encode,
+    foreign,
+)  # fmt: skip
+from services.pool.verify import Answer, garbage, kept_back
+
+SLEEPERS = st.lists(
+    st.builds(Sleeper, st.uuids().map(str), st.sampled_from(["cpu", "GPU-0", "GPU-1"]), st.integers(0, 50)),
+    max_size=60,
+    unique_by=lambda s: s.instance,
+)
+
+
+@given(SLEEPERS, st.integers(0, 10), st.randoms(use_true_random=False))
+def test_the_pool_keeps_the_latest_of_each_device(rows: list[Sleeper], keep: int, rng: Random) -> None:
+    cooled = set(to_cool(rows, keep))
+    for device in {s.device for s in rows}:
+        here = [s for s in rows if s.device == device]
+        left = [s for s in here if s.instance not in cooled]
+        assert len(left) == min(keep, len(here)), "never more than fit, never fewer than could stay"
+        gone = [s.slept_at for s in here if s.instance in cooled]
+        assert not gone or not left or max(gone) <= min(s.slept_at for s in left)
+    shuffled = rows[:]
+    rng.shuffle(shuffled)
+    assert to_cool(shuffled, keep) == to_cool(rows, keep), "all who look agree"
+
+
+def test_the_ninth_sleeper_sends_the_one_that_slept_longest() -> None:
+    rows = [Sleeper(f"i{n}", "GPU-0", 100 + n) for n in range(MOST_ASLEEP)]
+    assert to_cool(rows) == ()
+    assert to_cool([*rows, Sleeper("new", "GPU-0", 500)]) == ("i0",)
+    assert to_cool([*rows, Sleeper("other card", "GPU-1", 500)]) == ()
+
+
+GIB = 2**30
+
+
+def card(n: int, load: float | None, used: int = 0) -> Device:
+    return Device(n, f"GPU-{n}", "x", 80 * GIB, used, load)
+
+
+CARDS = st.lists(
+    st.tuples(st.floats(0, 1), st.integers(0, 80 * GIB)), min_size=0, max_size=8
+).map(lambda rows: [card(n, load, used) for n, (load, used) in enumerate(rows)])  # fmt: skip
+
+
+@given(CARDS, st.integers(0, 9), st.integers(0, 90 * GIB))
+def test_a_sleeper_wakes_where_there_is_room_and_moves_only_for_a_reason(
+    cards: list[Device], own: int, need: int
+) -> None:
+    home = next((c for c in cards if c.index == own), None)
+    try:
+        choice = choose(f"GPU-{own}", cards, need)
+    except NoRoom:
+        assert not any(fits(c, need) for c in cards)
+        return
+    target = next(c for c in cards if c.uuid == choice.device)
+    assert fits(target, need)
+    assert choice.reason
+    assert choice.moved == (target is not home)
+    if home is not None and home.load <= BUSY and fits(home, need):
+        assert not choice.moved
+    free = [c for c in cards if c is not home and c.load <= BUSY and fits(c, need)]
+    if choice.moved and free:
+        assert target.load == min(c.load for c in free), "the least loaded"
+    if choice.moved and not free:
+        assert home is None or not fits(home, need)
+
+
+def test_all_are_busy_it_stays_and_says_so() -> None:
+    choice = choose("GPU-0", [card(0, 0.9), card(1, 0.86)], GIB)
+    assert (choice.device, choice.moved) == ("GPU-0", False)
+    assert "90%" in choice.reason
+    assert "no other device" in choice.reason
+
+
+def test_just_at_the_threshold_is_not_over_it() -> None:
+    assert not choose("GPU-0", [card(0, 0.85), card(1, 0.0)], GIB).moved
+    assert choose("GPU-0", [card(0, 0.86), card(1, 0.0)], GIB).device == "GPU-1"
+
+
+def test_a_lost_device_is_left_even_for_a_busy_one() -> None:
+    choice = choose("GPU-7", [card(0, 0.99), card(1, 0.95)], GIB)
+    assert (choice.device, choice.moved) == ("GPU-1", True)
+    with pytest.raises(NoRoom, match="GPU-7 is gone"):
+        choose("GPU-7", [], GIB)
+
+
+def row(id_: str, lifecycle: str = "ready", stage: str = "stable", **meta: str) -> dict[str, Any]:
+    meta |= {"lifecycle": lifecycle, "stage": stage}
+    service = {"ID": id_, "Service": "chat", "Meta": meta}
+    return {"Service": service, "Checks": [{"Status": "passing"}]}
+
+
+def test_the_pool_is_read_from_consul_alone() -> None:
+    asleep = row("b", "asleep", device="GPU-1", admin="127.0.0.1:9001", slept_at="1700000000")
+    dead = row("a")
+    dead["Checks"].append({"Status": "critical"})
+    broken = row("c", slept_at="yesterday")
+    found, problems = members([asleep, dead, broken, {"Service": None}], "us")
+    assert [m.instance for m in found] == ["a", "b"]
+    assert found[1] == Member("us", "b", "stable", "asleep", "passing", "GPU-1", "127.0.0.1:9001", 1700000000)
+    assert (found[0].shown, found[0].takes_traffic) == ("unreachable", False)
+    assert len(problems) == 2
+    assert members(None, "us") == ((), ())
+
+
+def test_sleepers_of_a_host_are_no_sidecars() -> None:
+    meta = {"lifecycle": "asleep", "slept_at": "7", "device": "cpu"}
+    services = {
+        "a": {"Service": "chat", "Meta": meta},
+        "a-sidecar-proxy": {"Service": "chat-sidecar-proxy", "Meta": meta},
+        "b": {"Service": "chat", "Meta": meta | {"lifecycle": "cold"}},
+        "c": {"Service": "chat", "Meta": meta | {"slept_at": "?"}},
+        "d": {"Service": "chat"},
+    }
+    assert sleepers(services, "chat") == (Sleeper("a", "cpu", 7),)
+
+
+STABLE = Member("us", "s0", "stable", "ready")
+
+
+@pytest.mark.parametrize(
+    ("pool", "traffic", "refused"),
+    [
+        ((STABLE,), 0.9, True),
+        ((STABLE,), None, True),
+        ((STABLE,), 0.0, False),
+        ((STABLE, replace(STABLE, instance="s1")), 0.9, False),
+        ((STABLE, replace(STABLE, instance="s1", lifecycle="asleep")), 0.9, True),
+        ((STABLE, replace(STABLE, instance="s1", health="critical")), 0.9, True),
+        ((STABLE, replace(STABLE, instance="s1", region="eu")), 0.9, True),
+        ((STABLE, replace(STABLE, instance="s1", stage="canary")), 0.9, True),
+    ],
+)
+def test_the_last_ready_one_with_traffic_stays(
+    pool: tuple[Member, ...], traffic: float | None, refused: bool
+) -> None:
+    assert bool(why_keep(STABLE, pool, traffic)) == refused
+    assert not why_keep(replace(STABLE, lifecycle="draining"), pool, traffic), "one that is out already may"
+
+
+def test_share_of_a_stage_in_a_status_document() -> None:
+    document = {"slices": [["us", "stable", 8500], ["us", "canary", 1500], ["eu", "stable", 0]]}
+    assert share(document, "us", "canary") == 0.15
+    assert share(document, "eu", "stable") == 0.0
+    for broken in (None, {}, {"slices": 3}, {"slices": [["us", "stable"]]}, {"slices": [["us", "x", "y"]]}):
+        assert share(broken, "us", "stable") is None
+
+
+def test_an_id_that_stands_in_two_regions() -> None:
+    pool = (STABLE, replace(STABLE, region="eu"))
+    assert len(find(pool, "s0")) == 2
+    assert find(pool, "s0", "eu") == (pool[1],)
+
+
+def big_model(layers: int) -> ModelParts:
+    names = [f"model.layers.{n}.{part}.weight" for n in range(layers) for part in ("q", "k", "v", "o", "up")]
+    table = tuple((n, "BF16", [576, 576], "model.safetensors", i, i + 1) for i, n in enumerate(names))
+    return ModelParts("/m", {"layers": layers}, (ModelFile("model.safetensors", 9, "sha256:00"),), table)
+
+
+SNAPSHOT = Snapshot(
+    identity={
+        "service": "chat",
+        "instance": "s0",
+        "region": "us",
+        "stage": "stable",
+        "version": "7",
+        "model": "m",
+    },
+    facts={"name": "torch", "model": "m", "context": 2048, "kv_block": 16},
+    options={"dtype": "float32"},
+    device="GPU-0",
+    level=1,
+    prompt="hi",
+    answer=Answer((1, 2, 3), "one two three"),
+    held=300,
+    asleep=10,
+    taken_at=1_800_000_000,
+    model=big_model(3),
+)
+
+
+@given(
+    st.builds(
+        Snapshot,
+        identity=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=4),
+        facts=st.dictionaries(st.text(max_size=9), st.integers() | st.text(max_size=9), max_size=4),
+        options=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=4),
+        device=st.text(max_size=9),
+        level=st.integers(1, 2),
+        prompt=st.text(max_size=40),
+        answer=st.builds(Answer, st.lists(st.integers(-1, 2**31)).map(tuple), st.text()),
+        held=st.integers(0, 2**45),
+        model=st.integers(0, 3).map(big_model),
+    )
+)
+def test_a_snapshot_comes_back_as_it_was(snapshot: Snapshot) -> None:
+    raw = encode(snapshot)
+    assert len(raw) <= MAX_BYTES
+    assert decode(raw) == snapshot
+
+
+def test_a_large_model_is_deflated_and_stays_within_the_bound() -> None:
+    raw = encode(replace(SNAPSHOT, model=big_model(200)))
+    assert b" deflate " in raw[:120]
+    assert len(raw) <= MAX_BYTES
+    assert decode(raw).model == big_model(200)
+
+
+def test_what_can_not_be_bounded_is_refused() -> None:
+    noise = tuple((hashlib.sha256(b"%d" % n).hexdigest(), "F32", [1], "x", n, n) for n in range(3000))
+    with pytest.raises(SnapshotRefused, match="more than 46080"):
+        encode(replace(SNAPSHOT, model=ModelParts(tensors=noise)))
+
+
+RAW = encode(SNAPSHOT)
+
+
+def with_head(field: int, value: str) -> bytes:
+    head, _, body = RAW.partition(b"\n")
+    words = head.decode().split(" ")
+    words[field] = value
+    return " ".join(words).encode() + b"\n" + body
+
+
+def bomb() -> bytes:
+    body = zlib.compress(b" " * (8 * 2**20), 9)
+    return f"WEIR-SNAPSHOT 1 {hashlib.sha256(body).hexdigest()} deflate {len(body)}\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "foreign"),
+        (b"\x00" * 5000, "foreign"),
+        (b'{"hello": 1}\n', "foreign"),
+        (with_head(1, "2"), "version 2"),
+        (RAW[:-1], "cut off"),
+        (RAW + b"x", "cut off"),
+        (RAW[:-20] + b"#" + RAW[-19:], "corrupt"),
+        (with_head(3, "zstd"), "unknown encoding"),
+        (bomb(), "larger than"),
+    ],
+)
+def test_a_foreign_or_broken_snapshot_is_refused_by_name(raw: bytes, why: str) -> None:
+    with pytest.raises(SnapshotRefused, match=why) as raised:
+        decode(raw, "run/s0.snapshot")
+    assert "run/s0.snapshot" in str(raised.value)
+
+
+@given(st.data())
+def test_no_changed_byte_goes_unnoticed(data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(RAW) - 1))
+    other = data.draw(st.integers(0, 255).filter(lambda b: b != RAW[place]))
+    changed = RAW[:place] + bytes([other]) + RAW[place + 1 :]
+    with pytest.raises(SnapshotRefused):
+        decode(changed)
+
+
+def test_a_body_that_lacks_a_field_is_refused() -> None:
+    body = json.loads(RAW.partition(b"\n")[2])
+    del body["prompt"]
+    raw = json.dumps(body).encode()
+    head = f"WEIR-SNAPSHOT 1 {hashlib.sha256(raw).hexdigest()} json {len(raw)}\n".encode()
+    with pytest.raises(SnapshotRefused, match="prompt"):
+        decode(head + raw)
+
+
+def test_another_instances_snapshot_is_told_apart() -> None:
+    assert foreign(SNAPSHOT, SNAPSHOT.identity, SNAPSHOT.facts) == ""
+    assert "version" in foreign(SNAPSHOT, {**SNAPSHOT.identity, "version": "8"}, SNAPSHOT.facts)
+    assert "context" in foreign(SNAPSHOT, SNAPSHOT.identity, {**SNAPSHOT.facts, "context": 1})
+
+
+def test_garbage_is_seen_by_ids_and_by_text_where_there_are_no_ids() -> None:
+    assert garbage(Answer((1, 2), "a b"), Answer((1, 2), "a b")) == ""
+    assert "[1, 3]" in garbage(Answer((1, 2), "a b"), Answer((1, 3), "a b"))
+    assert garbage(Answer((-1, -1), "a b"), Answer((-1,), "a b")) == "", "text cut into other pieces"
+    assert garbage(Answer((-1,), "a b"), Answer((-1,), "a c"))
+    assert garbage(Answer((1, 2), "a b"), Answer((), ""))
+
+
+def test_memory_that_was_kept_back_is_told() -> None:
+    assert kept_back(1000, 100) == ""
+    assert "only 0 of" in kept_back(20 * GIB, 20 * GIB)
+    assert "30%" in kept_back(20 * GIB, 14 * GIB), "vllm#32714: 6 GB instead of 20"
+    assert kept_back(0, 0) == "", "an engine that holds none"
