@@ -44,7 +44,8 @@ def save_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], shards: int)
     if len(groups) == 1:
         save_file(dict(tensors), folder / SINGLE)
         return [folder / SINGLE]
-    paths, weight_map = [], {}
+    paths: list[Path] = []
+    weight_map: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         path = folder / f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         save_file({name: tensors[name] for name in group}, path)

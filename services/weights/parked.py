@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -57,19 +58,20 @@ class Parked:
     def __init__(self, path: Path, nbytes: int) -> None:
         """Raises Unsound."""
         try:
-            self._lease = path.open("rb")
+            lease = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise Unsound(f"{error}") from error
+        # Held as long as we are, closed or forgotten: who makes room leaves the file alone meanwhile.
+        self._lease = weakref.finalize(self, os.close, lease)
         try:
-            # Held as long as we are: who makes room leaves the file alone.
-            fcntl.flock(self._lease, fcntl.LOCK_SH)
+            fcntl.flock(lease, fcntl.LOCK_SH)
             body = json.loads(path.with_suffix(_SUM_SUFFIX).read_bytes())
             self._sums: list[str] = list(map(str, body["chunks"]))
             if path.stat().st_size != nbytes or body["bytes"] != nbytes:
                 raise ValueError("another size than the weights have")
             self.arena = FileArena(path, nbytes)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._lease.close()
+            self._lease()
             raise Unsound(f"{error}") from error
 
     def check(self, note: Callable[[int], None]) -> None:
@@ -81,7 +83,7 @@ class Parked:
 
     def close(self) -> None:
         self.arena.close()
-        self._lease.close()
+        self._lease()
 
 
 def chunks(arena: FileArena) -> Iterator[tuple[int, str]]:
