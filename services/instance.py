@@ -6,9 +6,8 @@ Law: state and counters only; no HTTP, no Consul.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -16,17 +15,12 @@ from prometheus_client.registry import Collector
 
 from services.engine import Engine
 from services.lifecycle import Lifecycle, State
+from services.telemetry import inside
 from services.telemetry.metrics import EngineMetrics, Source
+from services.telemetry.queues import QueueMetrics
 from services.telemetry.tally import Tally
 
 BAD_STATUS = 500
-
-
-@runtime_checkable
-class TellsReason(Protocol):
-    """An engine that knows why it gave a request to its second one (services/fallback)."""
-
-    def reason_of(self, request_id: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +40,6 @@ class Identity:
 class Instance:
     """The instance of this process. `idle` is set while nothing is in flight. answers, errors: since start.
     lifecycle: where it stands (services/pool moves it); None: its engine was started already.
-
-    upstream: gives the metrics of a server behind the engine in Prometheus' text form; the outermost engine's
-    `upstream_metrics`, if it has one, unless somebody sets another.
     """
 
     def __init__(self, identity: Identity, engine: Engine, lifecycle: Lifecycle | None = None) -> None:
@@ -58,7 +49,6 @@ class Instance:
         self.idle = asyncio.Event()
         self.idle.set()
         self.tally = Tally()
-        self.upstream: Callable[[], str] = getattr(engine, "upstream_metrics", _nothing)
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "weir_executor_requests", "Answers by status", ["code"], registry=self.registry
@@ -68,7 +58,8 @@ class Instance:
         )
         self._by_code: dict[int, Counter] = {}
         self._gauges()
-        self.registry.register(EngineMetrics(self._source()))
+        queues = QueueMetrics(engine, (identity.model, identity.region, identity.stage))
+        self.registry.register(EngineMetrics(self._source(), queues))
 
     def _gauges(self) -> None:
         engine = self.engine
@@ -93,7 +84,7 @@ class Instance:
             stats=self.engine.stats,
             why_ill=self.why_ill,
             asleep=lambda: self._is(State.ASLEEP),
-            upstream=lambda: self.upstream(),
+            upstream=lambda: inside.upstream_metrics(self.engine),
         )
 
     def enter(self) -> None:
@@ -144,11 +135,7 @@ class Instance:
 
     def why_fallback(self, request_id: str) -> str:
         """Why the second engine answers this request, or empty."""
-        engine: object = self.engine
-        # The engine may have been built anew since the last answer (services/pool/renewable.py).
-        while engine is not None and not isinstance(engine, TellsReason):
-            engine = getattr(engine, "inner", None)
-        return engine.reason_of(request_id) if isinstance(engine, TellsReason) else ""
+        return inside.reason_of(self.engine, request_id)
 
     def why_ill(self) -> str:
         """Why the engine is broken for good, or empty; also where no request has found out yet."""
@@ -169,7 +156,3 @@ class _Tokens(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily("weir_executor_tokens", "Tokens sent", value=self._tally.tokens)
-
-
-def _nothing() -> str:
-    return ""

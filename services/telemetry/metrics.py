@@ -24,6 +24,9 @@ _PER_REQUEST = ("model_name", "engine", "region", "stage", "tenant")
 _PER_ENGINE = _PER_REQUEST[:-1]
 _EXTRA = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([a-zA-Z_]\w*)="([^"\\\n]*)"\})?')
 
+_TOLD_ELSEWHERE = ("batching_", "secondary_batching_")
+"""services/telemetry/queues.py has these, and more of them."""
+
 HISTOGRAMS: Mapping[str, tuple[str, str]] = {
     "first": ("vllm:time_to_first_token_seconds", "From the request to its first token"),
     "between": ("vllm:inter_token_latency_seconds", "Between two tokens of a sequence"),
@@ -32,7 +35,6 @@ HISTOGRAMS: Mapping[str, tuple[str, str]] = {
         "Mean of a sequence, without its first token",
     ),
     "whole": ("vllm:e2e_request_latency_seconds", "From the request to its last token"),
-    "queued": ("vllm:request_queue_time_seconds", "In the queue, before the engine took it"),
 }
 """Field of tally.Series → name and help."""
 GAUGES: Mapping[str, tuple[str, str]] = {
@@ -63,13 +65,15 @@ class Source:
 
 
 class EngineMetrics(Collector):
-    """Everything about the engine and its sequences."""
+    """Everything about the engine and its sequences. more: what else is ours."""
 
-    def __init__(self, source: Source) -> None:
-        self._of = source
+    def __init__(self, source: Source, *more: Collector) -> None:
+        self._of, self._more = source, more
 
     def collect(self) -> Iterator[Metric]:
         ours = list(self._ours())
+        for one in self._more:
+            ours += one.collect()
         yield from ours
         yield from _others(self._of.upstream(), {metric.name for metric in ours})
 
@@ -147,6 +151,8 @@ def extra(values: Mapping[str, float], labels: tuple[str, ...]) -> Iterable[Metr
     a prefix of the house get `weir_engine_`. A name that Prometheus can't have is left out, and logged."""
     families: dict[str, Metric] = {}
     for key, value in values.items():
+        if key.startswith(_TOLD_ELSEWHERE):
+            continue
         found = _EXTRA.fullmatch(key)
         if found is None:
             log.warning("the engine's figure %r has no name that a metric can have", key)

@@ -59,7 +59,6 @@ class Series:
     between: Buckets = field(default_factory=lambda: Buckets(TOKEN_S))
     per_token: Buckets = field(default_factory=lambda: Buckets(TOKEN_S))
     whole: Buckets = field(default_factory=lambda: Buckets(REQUEST_S))
-    queued: Buckets = field(default_factory=lambda: Buckets(REQUEST_S))
 
 
 class Tally:
