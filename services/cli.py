@@ -25,14 +25,26 @@ def executor(
     service: Annotated[str, typer.Option(help="Consul service name.")] = "chat",
     zone: Annotated[str, typer.Option(help="Availability zone.")] = "",
     version: Annotated[str, typer.Option(help="Version of what is served.")] = "",
-    model: Annotated[str, typer.Option(help="Model name in the API.")] = "echo-1",
+    model: Annotated[str, typer.Option(help="Model: a name (weir model list) or a folder.")] = "echo-1",
+    served_model_name: Annotated[str, typer.Option(help="Its name in the API (default: of the model).")] = "",
     tenant_class: Annotated[str, typer.Option(help="Tenant class it serves.")] = "",
     sidecar: Annotated[str, typer.Option(help="host:port of its sidecar's public listener.")] = "",
     consul: Annotated[str, typer.Option(help="Agent to register with; empty: don't register.")] = "",
     xds_token_sha256: Annotated[str, typer.Option(help="sha256 of the sidecar's ADS secret.")] = "",
-    engine: Annotated[str, typer.Option(help="Engine.")] = "echo",
+    engine: Annotated[str, typer.Option(help="echo, sim, torch, vllm or openai.")] = "echo",
     token_cost_ms: Annotated[float, typer.Option(help="Cost of a token (echo).")] = 0.0,
     option: Annotated[list[str] | None, typer.Option("--option", help="Engine option NAME=VALUE.")] = None,
+    fallback: Annotated[
+        str, typer.Option(help="Second engine of the same model, or layerwise (torch without a KV cache).")
+    ] = "",
+    fallback_option: Annotated[
+        list[str] | None, typer.Option("--fallback-option", help="Its option NAME=VALUE.")
+    ] = None,
+    fallback_rules: Annotated[str, typer.Option(help="YAML file of fallback rules (default: ours).")] = "",
+    batch_size: Annotated[int, typer.Option(help="A batch leaves when so many wait.", min=1)] = 128,
+    max_delay_ms: Annotated[float, typer.Option(help="Or when the oldest waited so long.", min=0)] = 50.0,
+    concurrency: Annotated[int, typer.Option(help="Batches at once.", min=1)] = 4,
+    queue_limit: Annotated[int, typer.Option(help="Requests that may wait; beyond: 429.", min=1)] = 1024,
     admin: Annotated[str, typer.Option(help="Loopback host:port of the admin verbs.")] = "",
     drain_deadline_s: Annotated[float, typer.Option(help="Longest drain.", min=0)] = 10.0,
     drain_settle_s: Annotated[
@@ -50,28 +62,39 @@ def executor(
     import logging
 
     from regions.cli.errors import UsageError
+    from services.assembly import Stack
+    from services.batching.model import BatchingSettings
     from services.instance import Identity
     from services.main import Settings, serve
     from services.registration import Drain
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = {"token_cost_ms": f"{token_cost_ms:g}"} if engine == "echo" else {}
-    for text in option or []:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise UsageError(f"--option {text!r}", "not NAME=VALUE")
-        options[name] = value
+    stack = Stack(
+        engine=engine,
+        model=model,
+        options=options | _options("--option", option),
+        fallback=fallback,
+        fallback_options=_options("--fallback-option", fallback_option),
+        rules=fallback_rules,
+        batching=BatchingSettings(
+            batch_size=batch_size,
+            max_delay_ms=max_delay_ms,
+            concurrency=concurrency,
+            queue_limit=queue_limit,
+        ),
+    )
     if consul and not sidecar:
         raise UsageError("weir executor", "--consul needs --sidecar, the address others are to call")
-    identity = Identity(service, instance, region, zone, stage, version, model, tenant_class)
+    served = served_model_name or model.rstrip("/").rpartition("/")[2]
+    identity = Identity(service, instance, region, zone, stage, version, served, tenant_class)
     settings = Settings(
         identity=identity,
         listen=listen,
         sidecar=sidecar,
         consul=consul,
         token_sha256=xds_token_sha256,
-        engine=engine,
-        options=options,
+        stack=stack,
         admin=admin,
         drain=Drain(drain_deadline_s, drain_settle_s),
         debug=debug,
@@ -80,3 +103,16 @@ def executor(
     )
     gc.freeze()
     asyncio.run(serve(settings))
+
+
+def _options(flag: str, texts: list[str] | None) -> dict[str, str]:
+    """NAME=VALUE texts as a mapping; the last one of a name wins. Raises UsageError."""
+    from regions.cli.errors import UsageError
+
+    options = {}
+    for text in texts or []:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise UsageError(f"{flag} {text!r}", "not NAME=VALUE")
+        options[name] = value
+    return options

@@ -14,8 +14,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from mesh.consul import register
 from mesh.consul.client import Consul
 from regions.cli.errors import UsageError, WeirError
 from services.admin import admin_app
+from services.assembly import Stack, assemble
 from services.devices.door import Binding, Devices
 from services.devices.here import at_start
 from services.engine import Engine
-from services.engines import make_engine
 from services.instance import Identity, Instance
 from services.lifecycle import Lifecycle, State
 from services.listener import Listener
@@ -61,8 +60,7 @@ class Settings:
     sidecar: str
     consul: str
     token_sha256: str
-    engine: str
-    options: Mapping[str, str]
+    stack: Stack
     admin: str = ""
     drain: Drain = field(default_factory=Drain)
     debug: bool = False
@@ -106,15 +104,16 @@ def row(settings: Settings) -> register.Instance:
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
     stop, clock = _Stop(), SystemClock()
-    devices, binding = at_start(settings.device, gpu=settings.engine in ON_DEVICES)
-    engine = Renewable(lambda where: _engine(settings, where), binding)
+    devices, binding = at_start(settings.device, gpu=settings.stack.engine in ON_DEVICES)
+    engine = Renewable(lambda where: _engine(settings.stack, where, clock), binding)
     instance = Instance(settings.identity, engine, Lifecycle())
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(devices.close)
         consul = await _consul(settings, clock, stack)
         registration = _registration(settings, clock, consul)
         stack.push_async_callback(_close, engine)
-        await engine.start()
+        if not await _started(engine, stop):
+            return
         instance.lifecycle.to(State.RUNNING)
         pool = _pool(settings, instance, engine, clock, registration, devices)
         stack.push_async_callback(pool.close)
@@ -135,12 +134,18 @@ async def serve(settings: Settings) -> None:
             await _registered(registration, settings.drain, instance, stop)
 
 
-def _engine(settings: Settings, where: Binding) -> Engine:
+def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
     """The engine for this place, not started; again after a cold start, on another device after a move."""
-    options = dict(settings.options)
-    if settings.engine == "torch":
-        options.setdefault("device", where.torch)
-    return make_engine(settings.engine, options, settings.identity.model)
+    if stack.engine == "torch":
+        stack = replace(stack, options={"device": where.torch, **stack.options})
+    return assemble(stack, clock, random.Random())  # noqa: S311 (jitter, no secret)
+
+
+async def _started(engine: Engine, stop: _Stop) -> bool:
+    """Start it, a matter of minutes for some; False when the process was told to stop first."""
+    starting = asyncio.ensure_future(engine.start())
+    await _unless(stop.asked, starting)
+    return not stop.asked.is_set()
 
 
 async def _close(engine: Engine) -> None:
@@ -222,7 +227,7 @@ def _pool(
             clock=clock,
             herald=herald,
             devices=devices,
-            options=settings.options,
+            options=settings.stack.options,
             snapshot_file=file,
             settings=PoolSettings(drain=drain),
         )

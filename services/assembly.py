@@ -1,0 +1,68 @@
+"""The stack of engines of one executor, made from what `weir executor` was told.
+
+Law: puts parts together, decides nothing. Fallback( Scheduled(primary), Scheduled(secondary) ): the scheduler
+stands inside, so that a full queue of the one is a reason to ask the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from mesh.clock import Clock
+from regions.cli.errors import UsageError
+from services.batching.model import BatchingSettings
+from services.batching.scheduled import Scheduled
+from services.engine import Engine
+from services.engines import make_engine
+
+LAYERWISE = "layerwise"
+"""As a second engine: the torch engine's own weights without a KV cache, layer by layer (S14)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """engine, model, options: of the primary. fallback: name of the second engine, "" for none; it serves the
+    same model. rules: YAML file of fallback rules, "" for those that ship."""
+
+    engine: str
+    model: str
+    options: Mapping[str, str]
+    fallback: str = ""
+    fallback_options: Mapping[str, str] = field(default_factory=dict)
+    rules: str = ""
+    batching: BatchingSettings = field(default_factory=BatchingSettings)
+
+
+def assemble(stack: Stack, clock: Clock, rng: Random) -> Engine:
+    """The outermost engine, not started. Raises UsageError for what makes no sense."""
+    primary = make_engine(stack.engine, stack.options, stack.model)
+    scheduled = Scheduled(primary, stack.batching, clock, rng)
+    if not stack.fallback:
+        return scheduled
+    # Imported late: most executors have no second engine and start faster without.
+    from services.fallback.engine import FallbackEngine
+    from services.fallback.rules import DEFAULT_RULES, Rule
+
+    second = Scheduled(_second(stack, primary), stack.batching, clock, rng)
+    rules: tuple[Rule, ...] = DEFAULT_RULES
+    if stack.rules:
+        from services.fallback.rules_file import load_rules
+
+        rules = load_rules(Path(stack.rules))
+    return FallbackEngine(scheduled, second, rules, clock)
+
+
+def _second(stack: Stack, primary: Engine) -> Engine:
+    if stack.fallback != LAYERWISE:
+        return make_engine(stack.fallback, stack.fallback_options, stack.model)
+    if stack.engine != "torch":
+        raise UsageError("--fallback layerwise", f"is a mode of the torch engine, not of {stack.engine}")
+    from services.llama.engine import TorchEngine
+    from services.llama.layerwise import LayerwiseEngine
+
+    if not isinstance(primary, TorchEngine):
+        raise UsageError("--fallback layerwise", "the first engine is layerwise already (option mode)")
+    return LayerwiseEngine(primary)
