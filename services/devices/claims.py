@@ -1,0 +1,107 @@
+"""Shares of a device's memory: who starts second and can't fit is told so before anything is loaded.
+
+Law: a claim lives as long as its process and needs no cleaning up. `why_not` is pure; the book (one file a
+device, one lock) is kept in a folder that only this user can enter. Memory that is in use but not claimed
+counts too, since the device says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mesh.world import files
+from regions.cli.errors import Refused
+from services.devices.door import Device
+
+RESERVE = 0.02
+"""Share of a device that nobody may claim."""
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """born: start of the process in unix seconds: a pid alone may be somebody else by now."""
+
+    pid: int
+    born: float
+    name: str
+    size: int
+
+
+def why_not(device: Device, need: int, claims: Iterable[Claim]) -> str:
+    """Why `need` bytes can't be claimed on top of these, or empty."""
+    usable = int(device.memory_total * (1 - RESERVE))
+    others = tuple(claims)
+    taken = sum(claim.size for claim in others)
+    # What another one has claimed and not yet taken looks free, and is not.
+    if need > usable - taken:
+        who = ", ".join(f"{c.name} (process {c.pid}) has {_gib(c.size)}" for c in others) or "nobody has any"
+        return f"{_gib(need)} don't fit: {_gib(usable)} may be claimed, {who}"
+    if need > device.memory_free:
+        return (
+            f"{_gib(need)} don't fit: of {_gib(device.memory_total)} only {_gib(device.memory_free)} are free"
+        )
+    return ""
+
+
+@contextmanager
+def claimed(folder: Path, device: Device, need: int, name: str) -> Iterator[None]:
+    """Hold a share of the device for the length of the block. Raises Refused when it doesn't fit."""
+    own = Claim(os.getpid(), _born(os.getpid()), name, need)
+    book = files.private_folder(folder) / f"{_file(device.uuid)}.json"
+    with _locked(book):
+        others = _living(book)
+        if why := why_not(device, need, others):
+            raise Refused(
+                f"device {device.uuid}", why, "claim less (--device-memory), or take another device"
+            )
+        files.write_json(book, [asdict(claim) for claim in (*others, own)])
+    try:
+        yield
+    finally:
+        with _locked(book):
+            files.write_json(book, [asdict(claim) for claim in _living(book) if claim != own])
+
+
+def _living(book: Path) -> tuple[Claim, ...]:
+    rows: Any = files.read_json(book)
+    try:
+        found = [Claim(int(r["pid"]), float(r["born"]), str(r["name"]), int(r["size"])) for r in rows or ()]
+    except (KeyError, TypeError, ValueError):
+        # Whoever wrote this is not us; claims of living instances come back when they start again.
+        return ()
+    return tuple(claim for claim in found if _born(claim.pid) == claim.born)
+
+
+def _born(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+@contextmanager
+def _locked(book: Path) -> Iterator[None]:
+    with book.with_suffix(".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _file(uuid: str) -> str:
+    """A file name that is safe and still says which device."""
+    plain = re.sub(r"[^A-Za-z0-9-]", "_", uuid)[:40]
+    return f"{plain}-{hashlib.sha256(uuid.encode()).hexdigest()[:8]}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -1,0 +1,419 @@
+"""Devices: one contract for fakes, the CPU and NVML; NVML's errors, MIG, loss; checkpoints; claims."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regions.cli.errors import Refused, UsageError, WeirError
+from services.devices import here
+from services.devices.checkpoint import (
+    CheckpointFailed,
+    CudaCheckpoints,
+    FakeCheckpoints,
+    ProcessState,
+    available,
+    resume,
+    suspend,
+)
+from services.devices.claims import Claim, claimed, why_not
+from services.devices.door import Device, Devices, find, places
+from services.devices.fake import FakeDevices
+from services.devices.host import HostDevices, memory
+from services.devices.nvml import NoGpu, NvmlDevices
+from services.faults import DeviceLost
+from tests.fakes.pynvml_recorded import GIB, RecordedNvml, cut, h200
+
+KINDS: dict[str, Callable[[], Devices]] = {
+    "fake": FakeDevices,
+    "host": HostDevices,
+    "nvml": lambda: NvmlDevices(RecordedNvml(h200(1), h200(2, busy=97, used=100 * GIB), cut(3))),
+}
+
+
+@pytest.fixture(params=KINDS)
+def devices(request: pytest.FixtureRequest) -> Devices:
+    return KINDS[request.param]()
+
+
+def test_every_device_says_who_it_is_how_large_and_how_busy(devices: Devices) -> None:
+    assert isinstance(devices, Devices)
+    seen = devices.list()
+    assert seen
+    assert [d.index for d in seen] == sorted({d.index for d in seen})
+    assert len({d.uuid for d in places(seen)}) == len(places(seen)), "names are unique on a host"
+    for device in (*seen, *places(seen)):
+        assert device.uuid
+        assert device.name
+        assert 0 <= device.memory_used <= device.memory_total
+        assert device.memory_total > 0
+        assert device.memory_free + device.memory_used == device.memory_total
+        assert 0.0 <= device.load <= 1.0
+
+
+def test_every_place_can_be_bound_to_and_nothing_else(devices: Devices) -> None:
+    for device in places(devices.list()):
+        binding = devices.bind(device.uuid)
+        assert binding.uuid == device.uuid
+        assert binding.torch == "cpu" or binding.torch.startswith("cuda:")
+        assert "CUDA_VISIBLE_DEVICES" in binding.environment
+        assert find(devices.list(), device.uuid) is not None
+    with pytest.raises(UsageError, match="unknown on this host"):
+        devices.bind("GPU-of-another-machine")
+
+
+def test_it_may_be_closed_twice(devices: Devices) -> None:
+    devices.close()
+    devices.close()
+
+
+def test_a_gpu_cut_into_slices_is_bound_to_by_slice_only() -> None:
+    found = NvmlDevices(RecordedNvml(h200(1), cut(3)))
+    whole = found.list()[1]
+    assert [(s.name, s.memory_total) for s in whole.slices] == [("3g.71gb", 71 * GIB), ("1g.18gb", 17 * GIB)]
+    assert whole.utilisation is None
+    assert whole.slices[0].processes[0].pid == 4321
+    with pytest.raises(UsageError, match="MIG-3-a, MIG-3-b"):
+        found.bind(whole.uuid)
+    bound = found.bind("MIG-3-b")
+    assert (bound.environment["CUDA_VISIBLE_DEVICES"], bound.torch) == ("MIG-3-b", "cuda:0")
+
+
+@pytest.mark.parametrize("code", [9, 12])
+def test_no_library_or_no_driver_is_no_gpu_and_no_crash(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = RecordedNvml()
+    nvml.fail[("nvmlInit", "")] = code
+    with pytest.raises(NoGpu, match="NVML"):
+        NvmlDevices(nvml)
+    monkeypatch.setattr(here, "NvmlDevices", lambda: NvmlDevices(nvml))
+    assert here.devices().kind == "host"
+    with pytest.raises(NoGpu):
+        here.devices("gpu")
+
+
+def test_the_roomiest_gpu_is_where_an_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = RecordedNvml(h200(1, used=90 * GIB), h200(2), h200(3))
+    monkeypatch.setattr(here, "NvmlDevices", lambda: NvmlDevices(nvml))
+    assert here.at_start("", gpu=True)[1].torch == "cuda:1"
+    assert here.at_start("", gpu=False)[1].uuid == "cpu"
+    assert here.at_start("cpu", gpu=True)[1].uuid == "cpu"
+    assert here.at_start(h200(3).uuid, gpu=True)[1].uuid == h200(3).uuid
+    with pytest.raises(UsageError):
+        here.at_start("GPU-x", gpu=True)
+
+
+@pytest.mark.parametrize("code", [15, 16, 999])
+def test_a_gpu_that_fell_off_the_bus_is_left_out_and_lost_to_who_wants_it(code: int) -> None:
+    nvml = RecordedNvml(h200(1), h200(2))
+    found = NvmlDevices(nvml)
+    nvml.fail[("*", h200(1).uuid)] = code
+    assert [d.uuid for d in found.list()] == [h200(2).uuid]
+    with pytest.raises(DeviceLost, match="fallen off"):
+        found.bind(h200(1).uuid)
+    assert found.bind(h200(2).uuid).torch == "cuda:1", "its number doesn't change by another's loss"
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        ("nvmlDeviceGetUtilizationRates", 3),
+        ("nvmlDeviceGetMigMode", 3),
+        ("nvmlDeviceGetMigMode", 13),
+        ("nvmlDeviceGetComputeRunningProcesses", 4),
+    ],
+)
+def test_what_a_gpu_can_not_tell_is_left_out(function: str, code: int) -> None:
+    nvml = RecordedNvml(h200(1, busy=50))
+    nvml.fail[(function, "")] = code
+    [device] = NvmlDevices(nvml).list()
+    assert device.memory_total > 0
+    assert device.slices == ()
+
+
+def test_memory_that_the_driver_does_not_tell_per_process_is_zero() -> None:
+    [device] = NvmlDevices(RecordedNvml(h200(1, processes=[(77, None)]))).list()
+    assert [(p.pid, p.memory) for p in device.processes] == [(77, 0)]
+
+
+def test_whatever_else_nvml_says_is_an_error_for_people() -> None:
+    nvml = RecordedNvml(h200(1))
+    nvml.fail[("nvmlDeviceGetMemoryInfo", "")] = 4
+    with pytest.raises(WeirError, match="nvmlDeviceGetMemoryInfo"):
+        NvmlDevices(nvml).list()
+
+
+def test_nothing_of_a_gpu_is_ever_set() -> None:
+    nvml = RecordedNvml(h200(1), cut(3))
+    found = NvmlDevices(nvml)
+    found.list()
+    found.bind("MIG-3-a")
+    found.close()
+    assert nvml.open == 0
+    assert not [name for name in nvml.calls if "Set" in name or "Reset" in name]
+
+
+@pytest.mark.torch
+def test_names_match_the_real_module() -> None:
+    """The stand-in has only functions that pynvml has, so that a typo in both can't pass."""
+    pynvml = import_module("pynvml")
+    ours = [name for name in dir(RecordedNvml) if name.startswith("nvml")]
+    assert len(ours) >= 11
+    assert [name for name in ours if not callable(getattr(pynvml, name, None))] == []
+    codes = {"NOT_SUPPORTED": 3, "NO_PERMISSION": 4, "NOT_FOUND": 6, "DRIVER_NOT_LOADED": 9}
+    codes |= {"LIBRARY_NOT_FOUND": 12, "FUNCTION_NOT_FOUND": 13, "GPU_IS_LOST": 15, "RESET_REQUIRED": 16}
+    assert {n: getattr(pynvml, f"NVML_ERROR_{n}") for n in codes} == codes
+
+
+@given(st.integers(0, 1000), st.integers(1, 8))
+def test_the_same_seed_gives_the_same_devices(seed: int, count: int) -> None:
+    assert FakeDevices(seed, count).list() == FakeDevices(seed, count).list()
+    assert len(FakeDevices(seed, count).list()) == count
+
+
+def test_a_fake_is_loaded_filled_cut_and_lost_on_order() -> None:
+    found = FakeDevices(seed=1, count=2)
+    a, b = (d.uuid for d in found.list())
+    found.set_load(a, 0.9)
+    found.set_used(a, 5)
+    found.take(a, 7, pid=42)
+    device = find(found.list(), a)
+    assert device is not None
+    assert (device.load, device.memory_used) == (0.9, 12)
+    assert [(p.pid, p.memory) for p in device.processes] == [(42, 7)]
+    found.cut(b, 4)
+    assert len(places(found.list())) == 5
+    found.lose(a)
+    assert len(found.list()) == 1
+    with pytest.raises(DeviceLost):
+        found.bind(a)
+    found.back(a)
+    assert found.bind(a).uuid == a
+
+
+MEMINFO = (
+    "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    4000000 kB\nHugePages_Total:       0\n"
+)
+
+
+def machine(root: Path, **files: str) -> Path:
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_memory_of_a_machine_without_limits(tmp_path: Path) -> None:
+    assert memory(machine(tmp_path)) == (16_000_000 * 1024, 12_000_000 * 1024)
+
+
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
+
+
+def test_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
+    files = {f"{V2}/memory.max": "1000000000\n", f"{V2}/memory.current": "700000000\n"}
+    files[f"{V2}/memory.stat"] = "anon 100\nfile 300000000\n"
+    assert memory(machine(tmp_path / "2", **files)) == (1_000_000_000, 400_000_000), "page cache is free"
+    old = {f"{V1}/memory.limit_in_bytes": "1000000000", f"{V1}/memory.usage_in_bytes": "700000000"}
+    old[f"{V1}/memory.stat"] = "total_cache 300000000\n"
+    assert memory(machine(tmp_path / "1", **old)) == (1_000_000_000, 400_000_000)
+
+
+@pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
+def test_a_limit_that_is_none_is_none(tmp_path: Path, limit: str) -> None:
+    files = {f"{V2}/memory.max": limit, f"{V2}/memory.current": "7", f"{V2}/memory.stat": "file 1\n"}
+    assert memory(machine(tmp_path, **files))[0] == 16_000_000 * 1024
+
+
+def test_a_container_has_no_more_than_its_machine_has_left(tmp_path: Path) -> None:
+    files = {f"{V2}/memory.max": "8000000000", f"{V2}/memory.current": "0", f"{V2}/memory.stat": "file 0\n"}
+    total, used = memory(machine(tmp_path, **files))
+    assert total - used == 4_000_000 * 1024
+
+
+def test_the_cpu_is_one_device_that_hides_the_gpus() -> None:
+    [device] = HostDevices().list()
+    assert (device.uuid, device.index) == ("cpu", 0)
+    assert HostDevices().bind("cpu").environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+# -- process checkpoints
+
+
+def test_suspend_and_resume_take_the_steps_in_order() -> None:
+    door = FakeCheckpoints()
+    suspend(door, 7)
+    assert door.state(7) is ProcessState.CHECKPOINTED
+    resume(door, 7)
+    assert (door.state(7), door.calls) == (ProcessState.RUNNING, ["lock", "checkpoint", "restore", "unlock"])
+
+
+@pytest.mark.parametrize("step", ["lock", "checkpoint"])
+def test_a_suspend_that_fails_leaves_the_process_running(step: str) -> None:
+    door = FakeCheckpoints()
+    door.fail = step
+    with pytest.raises(CheckpointFailed, match=step):
+        suspend(door, 7)
+    assert door.state(7) is ProcessState.RUNNING
+    suspend(door, 7)
+
+
+def test_a_resume_that_fails_says_where_it_was_left() -> None:
+    door = FakeCheckpoints()
+    suspend(door, 7)
+    door.fail = "restore"
+    with pytest.raises(CheckpointFailed) as raised:
+        resume(door, 7)
+    assert raised.value.state is ProcessState.CHECKPOINTED
+    resume(door, 7)
+
+
+def test_steps_out_of_order_are_refused_before_anything_is_done() -> None:
+    door = FakeCheckpoints()
+    with pytest.raises(CheckpointFailed, match="must be checkpointed"):
+        resume(door, 7)
+    suspend(door, 7)
+    with pytest.raises(CheckpointFailed, match="must be running"):
+        suspend(door, 7)
+    assert door.calls == ["lock", "checkpoint"]
+
+
+class Driver:
+    """cuda.bindings.driver as far as it is used: calls answer (code, value...)."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUprocessState = SimpleNamespace(
+        CU_PROCESS_STATE_RUNNING=0, CU_PROCESS_STATE_LOCKED=1, CU_PROCESS_STATE_CHECKPOINTED=2,
+        CU_PROCESS_STATE_FAILED=3,
+    )  # fmt: skip
+    CUcheckpointLockArgs = SimpleNamespace
+
+    def __init__(self, version: int = 12080) -> None:
+        self.fake, self.version, self.timeout = FakeCheckpoints(), version, 0
+        self.code: Any = 0
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return 0, self.version
+
+    def cuCheckpointProcessGetState(self, pid: int) -> tuple[Any, ...]:
+        return 0, list(ProcessState).index(self.fake.state(pid))
+
+    def _do(self, act: Callable[[], None]) -> tuple[Any, ...]:
+        try:
+            act()
+        except CheckpointFailed:
+            return (SimpleNamespace(name="CUDA_ERROR_ILLEGAL_STATE"),)
+        return (self.code,)
+
+    def cuCheckpointProcessLock(self, pid: int, how: Any) -> tuple[Any, ...]:
+        self.timeout = how.timeoutMs
+        return self._do(lambda: self.fake.lock(pid, how.timeoutMs))
+
+    def cuCheckpointProcessCheckpoint(self, pid: int, _: Any) -> tuple[Any, ...]:
+        return self._do(lambda: self.fake.checkpoint(pid))
+
+    def cuCheckpointProcessRestore(self, pid: int, _: Any) -> tuple[Any, ...]:
+        return self._do(lambda: self.fake.restore(pid))
+
+    def cuCheckpointProcessUnlock(self, pid: int, _: Any) -> tuple[Any, ...]:
+        return self._do(lambda: self.fake.unlock(pid))
+
+
+def test_the_driver_is_called_as_its_binding_has_it() -> None:
+    driver = Driver()
+    door, why_not = available(lambda _: driver)
+    assert isinstance(door, CudaCheckpoints)
+    assert why_not == ""
+    suspend(door, 7, timeout_ms=1234)
+    assert (driver.timeout, door.state(7)) == (1234, ProcessState.CHECKPOINTED)
+    resume(door, 7)
+    with pytest.raises(CheckpointFailed, match="CUDA_ERROR_ILLEGAL_STATE"):
+        door.unlock(7)
+
+
+def no_module(name: str) -> Any:
+    raise ModuleNotFoundError(name)
+
+
+def no_symbol() -> Any:
+    driver = Driver()
+
+    def missing() -> Any:
+        raise RuntimeError("Function cuDriverGetVersion not found")
+
+    driver.cuDriverGetVersion = missing  # type: ignore[method-assign]
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [
+        (no_module, "not installed"),
+        (lambda _: SimpleNamespace(), "no process checkpoints"),
+        (lambda _: Driver(version=12040), "570 or newer"),
+        (lambda _: no_symbol(), "no driver"),
+    ],
+)
+def test_where_there_are_no_checkpoints_it_says_why(load: Callable[[str], Any], why: str) -> None:
+    door, said = available(load)
+    assert door is None
+    assert why in said
+
+
+# -- shares of a device's memory
+
+CARD = Device(0, "GPU-0", "x", 100 * GIB, 10 * GIB, 0.0)
+
+
+def claim(size: int, name: str = "chat-stable-0", pid: int = 4242) -> Claim:
+    return Claim(pid, 1.0, name, size)
+
+
+def test_who_can_not_fit_beside_the_others_is_told_who_they_are() -> None:
+    assert why_not(CARD, 40 * GIB, [claim(50 * GIB)]) == ""
+    why = why_not(CARD, 60 * GIB, [claim(50 * GIB)])
+    assert "60.00 GiB" in why
+    assert "chat-stable-0 (process 4242) has 50.00 GiB" in why
+    assert "only 90.00 GiB are free" in why_not(CARD, 95 * GIB, []), "used by somebody who claims nothing"
+
+
+@given(st.lists(st.integers(0, 100 * GIB), max_size=6))
+def test_claims_that_were_admitted_never_sum_to_more_than_the_device(sizes: list[int]) -> None:
+    held: list[Claim] = []
+    for size in sizes:
+        if not why_not(CARD, size, held):
+            held.append(claim(size))
+    assert sum(c.size for c in held) <= 0.98 * CARD.memory_total
+
+
+def test_the_second_instance_on_a_device_is_refused_and_may_come_when_the_first_has_gone(
+    tmp_path: Path,
+) -> None:
+    with claimed(tmp_path / "d", CARD, 60 * GIB, "first"):
+        with pytest.raises(Refused, match=r"first \(process"), claimed(tmp_path / "d", CARD, 60 * GIB, "b"):
+            pass
+        with claimed(tmp_path / "d", CARD, 30 * GIB, "small"):
+            pass
+    with claimed(tmp_path / "d", CARD, 60 * GIB, "second"):
+        pass
+
+
+def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
+    with claimed(tmp_path / "d", CARD, 60 * GIB, "alive"):
+        [book] = (tmp_path / "d").glob("*.json")
+        rows = json.loads(book.read_text())
+        rows[0]["born"] -= 1  # another process had this pid before
+        book.write_text(json.dumps(rows))
+        with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
+            pass
+    book.write_text("not ours")
+    with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
+        pass
