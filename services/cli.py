@@ -50,6 +50,7 @@ def executor(
     drain_settle_s: Annotated[
         float, typer.Option(help="Quiet time before leaving: so long the mesh may take to hear of it.", min=0)
     ] = 0.5,
+    tenants: Annotated[str, typer.Option(help="YAML file of tenants and classes (default: ours).")] = "",
     debug: Annotated[bool, typer.Option(help="Also /echo.")] = False,
     device: Annotated[
         str, typer.Option(help="Device: UUID of `weir device list`, or cpu; empty: the best.")
@@ -60,6 +61,7 @@ def executor(
     import asyncio
     import gc
     import logging
+    from pathlib import Path
 
     from regions.cli.errors import UsageError
     from services.assembly import Stack
@@ -67,8 +69,12 @@ def executor(
     from services.instance import Identity
     from services.main import Settings, serve
     from services.registration import Drain
+    from services.telemetry.trace import in_logs
+    from services.tenants_file import FILE, load
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    in_logs()
+    table = load(Path(tenants) if tenants else FILE)
     options = {"token_cost_ms": f"{token_cost_ms:g}"} if engine == "echo" else {}
     stack = Stack(
         engine=engine,
@@ -82,6 +88,7 @@ def executor(
             max_delay_ms=max_delay_ms,
             concurrency=concurrency,
             queue_limit=queue_limit,
+            classes=tuple(sorted(table.priorities, key=table.priorities.__getitem__)),
         ),
     )
     if consul and not sidecar:
@@ -100,6 +107,7 @@ def executor(
         debug=debug,
         device=device,
         run_dir=run_dir,
+        tenants=table,
     )
     gc.freeze()
     asyncio.run(serve(settings))

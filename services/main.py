@@ -22,6 +22,7 @@ from mesh.clock import Clock, SystemClock
 from mesh.consul import register
 from mesh.consul.client import Consul
 from regions.cli.errors import UsageError, WeirError
+from services import tenants_file
 from services.admin import admin_app
 from services.assembly import Stack, assemble
 from services.devices.door import Binding, Devices
@@ -35,7 +36,10 @@ from services.pool.keeper import Keeper
 from services.pool.parts import Herald, Nobody, Parts, PoolSettings
 from services.pool.renewable import Renewable
 from services.registration import LEAVE_S, Drain, Registration, quiet
-from services.server import Server
+from services.server import Edge, Server
+from services.telemetry import spans
+from services.telemetry.trace import from_environment
+from services.tenants import Tenants
 
 log = logging.getLogger("weir.executor")
 
@@ -53,6 +57,7 @@ class Settings:
     """What `weir executor` is started with. Addresses are host:port; consul "" means: don't register.
 
     device: uuid, "cpu", or "" for what is best. run_dir: folder for the snapshot of a sleeping instance.
+    tenants: None for those that ship.
     """
 
     identity: Identity
@@ -66,6 +71,7 @@ class Settings:
     debug: bool = False
     device: str = ""
     run_dir: str = ""
+    tenants: Tenants | None = None
 
 
 def address(text: str, what: str) -> tuple[str, int]:
@@ -108,6 +114,8 @@ async def serve(settings: Settings) -> None:
     engine = Renewable(lambda where: _engine(settings.stack, where, clock), binding)
     instance = Instance(settings.identity, engine, Lifecycle())
     async with contextlib.AsyncExitStack() as stack:
+        tracing = from_environment(os.environ, spans.resource(settings.identity))
+        stack.push_async_callback(tracing.close)
         stack.callback(devices.close)
         consul = await _consul(settings, clock, stack)
         registration = _registration(settings, clock, consul)
@@ -120,7 +128,9 @@ async def serve(settings: Settings) -> None:
         if consul is not None:
             keeper = asyncio.create_task(Keeper(pool, consul, clock).run(), name="keeper")
             stack.callback(keeper.cancel)
-        for listener in _listeners(settings, pool, clock, stop):
+        edge = Edge(tenants=settings.tenants or tenants_file.load(), tracing=tracing)
+        server = Server(instance, clock, debug=settings.debug, edge=edge)
+        for listener in _listeners(settings, server, pool, stop):
             stack.push_async_callback(listener.stop)
             await _bind(listener, settings.identity.instance)
         _say_ready(settings)
@@ -234,8 +244,7 @@ def _pool(
     )
 
 
-def _listeners(settings: Settings, pool: HotPool, clock: Clock, stop: _Stop) -> list[Listener]:
-    server = Server(pool.parts.instance, clock, debug=settings.debug)
+def _listeners(settings: Settings, server: Server, pool: HotPool, stop: _Stop) -> list[Listener]:
     out = [Listener(server.app(), *address(settings.listen, "--listen"))]
     if settings.admin:
         host, port = address(settings.admin, "--admin")

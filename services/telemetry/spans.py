@@ -20,6 +20,18 @@ def name(chat: bool, model: str) -> str:
     return f"{genai.CHAT if chat else genai.COMPLETION} {model}"
 
 
+def resource(who: Identity) -> dict[str, str]:
+    """Of the whole process."""
+    return {
+        "service.name": who.service,
+        "service.instance.id": who.instance,
+        "service.version": who.version,
+        "cloud.region": who.region,
+        "cloud.availability_zone": who.zone,
+        genai.STAGE: who.stage,
+    }
+
+
 def request(chat: bool, who: Identity, request_id: str, tenant: str) -> Attributes:
     """Known before the body is read."""
     return {
