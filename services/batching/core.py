@@ -51,7 +51,8 @@ class Core(Generic[T]):
         """Batches of `capacity` of the full size, `delay` times the delay. Who runs stays."""
         limits = self.limits
         self.batch = max(1, math.ceil(limits.batch * capacity))
-        self.places = max(1, math.ceil(limits.places * capacity))
+        whole = limits.lanes * self.batch
+        self.places = max(1, math.ceil(limits.places * capacity)) if limits.continuous else whole
         self.delay_s = self._how.max_delay_ms / 1000 * delay
         while len(self._lanes) < limits.lanes:
             self._lanes.append(0)

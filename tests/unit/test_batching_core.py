@@ -1,0 +1,442 @@
+"""The scheduler's core: tables for its triggers, and random histories in which no request is ever lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.batching.admission import Rate, backoff_s, limits, need, retry_after_s
+from services.batching.core import Core
+from services.batching.model import BatchingSettings, Late, Phase, Ticket
+from services.batching.order import Alarms, Queue
+from services.engine import EngineFacts
+from services.faults import Refused
+
+FREE = EngineFacts("x")
+
+
+def facts(
+    sequences: int = 0, *, continuous: bool = True, kv_tokens: int = 0, kv_block: int = 16
+) -> EngineFacts:
+    return EngineFacts(
+        "x", sequences=sequences, kv_tokens=kv_tokens, kv_block=kv_block, continuous=continuous, context=4096
+    )
+
+
+def core(of: EngineFacts = FREE, **change: float) -> Core[Ticket]:
+    how = BatchingSettings(**change)  # type: ignore[arg-type]
+    return Core(how, limits(of, how))
+
+
+def ticket(now: float = 0.0, *, blocks: int = 1, rank: int = 0, deadline: float = math.inf) -> Ticket:
+    return Ticket(blocks, rank, now, deadline)
+
+
+def come(it: Core[Ticket], now: float, count: int = 1) -> list[Ticket]:
+    made = [ticket(now) for _ in range(count)]
+    for one in made:
+        it.submit(one, now)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sequences", "continuous", "places", "lanes", "batch"),
+    [
+        (0, True, 512, 4, 128),
+        (0, False, 512, 4, 128),
+        (256, True, 256, 2, 128),
+        (100, True, 100, 1, 100),
+        (300, False, 256, 2, 128),  # two whole batches; a third would be a part of one
+        (1, False, 1, 1, 1),
+    ],
+)
+def test_the_engine_bounds_what_the_settings_ask(
+    sequences: int, continuous: bool, places: int, lanes: int, batch: int
+) -> None:
+    found = limits(facts(sequences, continuous=continuous), BatchingSettings())
+    assert (found.places, found.lanes, found.batch) == (places, lanes, batch)
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "code", "param"),
+    [
+        (4000, 97, "context_length_exceeded", "max_tokens"),
+        (4096, 1, "context_length_exceeded", "prompt"),
+        (1000, 601, "kv_never_fits", "max_tokens"),
+    ],
+)
+def test_what_no_waiting_can_cure_is_refused_at_once(size: int, most: int, code: str, param: str) -> None:
+    with pytest.raises(Refused) as refused:
+        need(size, most, limits(facts(kv_tokens=1600), BatchingSettings()))
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, param)
+
+
+@pytest.mark.parametrize(("size", "most", "blocks"), [(1000, 600, 100), (1, 1, 1), (0, 17, 2), (15, 1, 1)])
+def test_kv_is_counted_in_whole_blocks(size: int, most: int, blocks: int) -> None:
+    assert need(size, most, limits(facts(kv_tokens=1600), BatchingSettings())) == blocks
+
+
+def test_a_lone_request_goes_at_once() -> None:
+    for continuous in (True, False):
+        it = core(facts(continuous=continuous))
+        assert it.start(0) == []
+        assert come(it, 1.0) == it.start(1.0)
+
+
+STATIC = {"batch_size": 4, "concurrency": 2, "max_delay_ms": 50.0}
+
+
+def busy() -> Core[Ticket]:
+    """A static engine with one lane taken by a lone request, at 0."""
+    it = core(facts(continuous=False), **STATIC)
+    come(it, 0.0)
+    assert len(it.start(0.0)) == 1
+    return it
+
+
+def test_a_batch_leaves_when_it_is_full() -> None:
+    it = busy()
+    come(it, 0.010, 3)
+    assert it.start(0.010) == []
+    come(it, 0.020, 3)
+    assert len(it.start(0.020)) == 4
+    come(it, 0.030, 9)
+    assert it.start(1.0) == []  # both lanes are taken
+    assert (it.running, it.queued) == (5, 11)
+
+
+def test_or_when_its_oldest_has_waited_long_enough() -> None:
+    it = busy()
+    old, *_ = come(it, 0.010), come(it, 0.040)
+    assert it.next_at() == pytest.approx(0.060)
+    assert it.start(0.0599) == []
+    it.finish(old[0], 0.0599)
+    assert it.start(0.0601) == []  # the one that is left came later
+    assert it.next_at() == pytest.approx(0.090)
+    assert len(it.start(0.0901)) == 1
+
+
+def test_a_lane_opens_when_it_is_empty_and_not_before() -> None:
+    it = core(facts(4, continuous=False), **STATIC)
+    first = come(it, 0.0, 4)
+    assert it.start(0.0) == first
+    come(it, 0.1, 4)
+    for one in first[:3]:
+        it.finish(one, 0.2)
+        assert it.start(0.2) == []
+    it.finish(first[3], 0.2)
+    assert len(it.start(0.2)) == 4
+
+
+def test_a_place_that_comes_free_on_a_continuous_engine_is_the_next_ones() -> None:
+    it = core(facts(4))
+    first = come(it, 0.0, 6)
+    assert it.start(0.0) == first[:4]
+    it.finish(first[2], 0.1)
+    assert it.start(0.1) == [first[4]]
+
+
+def test_kv_that_does_not_fit_now_waits_and_holds_up_those_behind() -> None:
+    it = core(facts(kv_tokens=160))
+    big, bigger, small = ticket(blocks=6), ticket(blocks=7), ticket(blocks=1)
+    for one in (big, bigger, small):
+        it.submit(one, 0.0)
+    assert it.start(0.0) == [big]
+    assert it.next_at() == math.inf or it.next_at() > 0
+    it.finish(big, 1.0)
+    assert it.start(1.0) == [bigger, small]
+    assert it.kv_blocks == 8
+
+
+def test_a_static_batch_that_waits_for_kv_asks_for_no_timer() -> None:
+    it = core(facts(continuous=False, kv_tokens=160), **STATIC)
+    first, second = ticket(blocks=9), ticket(blocks=9)
+    it.submit(first, 0.0)
+    it.start(0.0)
+    it.submit(second, 0.0)
+    assert it.start(1.0) == []
+    assert it.next_at() > 1.0  # only a place that comes free helps: no busy waiting
+    it.finish(first, 2.0)
+    assert it.start(2.0) == [second]
+
+
+def test_the_better_class_goes_first_unless_the_other_waited_its_worth() -> None:
+    it = core(facts(1), ageing_s=5)
+    order = [
+        ticket(t, rank=rank)
+        for t, rank in ((0.0, 2), (0.0, 2), (1.0, 1), (2.0, 0), (2.0, 1), (9.9, 0), (10.1, 0))
+    ]
+    for one in order:
+        it.submit(one, one.arrived)
+    gone: list[Ticket] = []
+    while begun := it.start(20.0):
+        gone += begun
+        it.finish(begun[0], 20.0)
+    assert [order.index(one) for one in gone] == [3, 2, 4, 5, 0, 1, 6]
+
+
+def test_a_retry_keeps_its_place_in_the_order() -> None:
+    it = core(facts(1))
+    first, second = come(it, 0.0, 2)
+    assert it.start(0.0) == [first]
+    it.again(first, 0.5)
+    assert it.start(0.0) == [second]
+    (third,) = come(it, 0.1)
+    assert (it.queued, it.delayed) == (1, 1)
+    assert it.due(0.6) == []
+    it.finish(second, 0.6)
+    assert it.start(0.6) == [first]
+    it.finish(first, 0.7)
+    assert it.start(0.7) == [third]
+
+
+def test_only_one_that_runs_can_be_tried_again() -> None:
+    it = core(facts(1))
+    _, second = come(it, 0.0, 2)
+    it.start(0.0)
+    with pytest.raises(RuntimeError, match="QUEUED"):
+        it.again(second, 1.0)
+
+
+def test_deadlines_in_the_queue_and_with_a_place() -> None:
+    it = core(facts(1))
+    running, queued = ticket(deadline=2.0), ticket(deadline=1.0)
+    it.submit(running, 0.0)
+    it.submit(queued, 0.0)
+    it.start(0.0)
+    assert it.next_at() == 1.0
+    assert it.due(1.0) == [(queued, Late.DEADLINE)]
+    assert (queued.phase, it.queued) == (Phase.GONE, 0)
+    assert it.due(2.5) == [(running, Late.DEADLINE)]
+    assert (running.phase, it.running) == (Phase.PLACED, 1)  # until the engine let go
+    it.finish(running, 2.6)
+    it.finish(running, 2.7)
+    assert (it.running, it.finished, it.next_at()) == (0, 2, math.inf)
+
+
+def test_silence_is_found_to_the_moment_though_it_is_put_off_untold() -> None:
+    it = core(first_token_s=10, idle_s=4)
+    (one,) = come(it, 0.0)
+    it.start(0.0)
+    one.stall_at = 10.0
+    spoken = (3.0, 6.5, 9.0)
+    now = 0.0
+    while not (late := it.due(now)):
+        for moment in spoken:
+            if now <= moment < it.next_at():
+                one.stall_at = moment + 4
+        assert it.next_at() > now
+        now = it.next_at()
+    assert (late, now) == ([(one, Late.SILENT)], 13.0)
+
+
+def test_a_full_queue_refuses_with_the_time_it_takes_to_drain() -> None:
+    it = core(facts(1), queue_limit=3)
+    for n in range(40):  # four a second
+        (one,) = come(it, n / 4)
+        it.start(n / 4)
+        it.finish(one, n / 4)
+    come(it, 10.0)
+    it.start(10.0)
+    come(it, 10.0, 3)
+    with pytest.raises(Refused) as refused:
+        come(it, 10.0)
+    assert (refused.value.status, refused.value.code) == (429, "queue_full")
+    assert refused.value.retry_after_s == pytest.approx(1.0, rel=0.15)
+    it.draining = True
+    with pytest.raises(Refused) as refused:
+        come(it, 10.0)
+    assert (refused.value.status, refused.value.code) == (503, "draining")
+
+
+def test_throttled_it_takes_fewer_and_throws_none_out() -> None:
+    it = core(facts(8))
+    first = come(it, 0.0, 12)
+    assert len(it.start(0.0)) == 8
+    it.throttle(0.25, 2.25)
+    assert (it.places, it.running, it.delay_s) == (2, 8, pytest.approx(0.1125))
+    for one in first[:6]:
+        it.finish(one, 1.0)
+        assert it.start(1.0) == []
+    it.finish(first[6], 1.0)
+    assert it.start(1.0) == [first[8]]
+    it.throttle(1.0, 1.0)
+    assert len(it.start(1.0)) == 3
+
+
+def test_a_rate_follows_the_events_and_forgets() -> None:
+    rate = Rate()
+    assert rate.per_s(0.0) == 0
+    for n in range(200):
+        rate.count(n / 10)
+    assert rate.per_s(20.0) == pytest.approx(10, rel=0.1)
+    assert rate.per_s(100.0) == 0
+    assert [retry_after_s(9, 0), retry_after_s(9, 10), retry_after_s(0, 1e9), retry_after_s(10**6, 1)] == [
+        1.0,
+        1.0,
+        0.1,
+        60.0,
+    ]
+
+
+@given(tries=st.integers(1, 30), dice=st.floats(0, 1))
+def test_pauses_grow_by_half_to_a_bound(tries: int, dice: float) -> None:
+    how = BatchingSettings(backoff_base_s=0.1, backoff_max_s=3, jitter=0.2)
+    pause = backoff_s(how, tries, dice)
+    whole = min(3, 0.1 * 1.5 ** (tries - 1))
+    assert 0.8 * whole - 1e-12 <= pause <= whole
+
+
+@pytest.mark.parametrize("bad", [{"batch_size": 0}, {"jitter": 2}, {"idle_s": 0}, {"max_delay_ms": math.nan}])
+def test_settings_that_make_no_sense_are_named(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        BatchingSettings(**bad)  # type: ignore[arg-type]
+
+
+def test_dead_entries_are_swept_out() -> None:
+    queue, alarms = Queue[Ticket](), Alarms[Ticket]()
+    for n in range(10_000):
+        one = ticket()
+        one.number, one.phase = n, Phase.QUEUED
+        queue.add(one)
+        alarms.arm(one, 1e6 + n)
+        one.phase = Phase.GONE
+        queue.forget()
+        alarms.disarm(one)
+    assert len(queue) == 0
+    assert len(queue._heap) < 200
+    assert len(alarms._heap) < 200
+    assert alarms.next_at() == math.inf
+
+
+class Histories(RuleBasedStateMachine):
+    """Any order of comings and goings; a model of one dictionary stands beside the core."""
+
+    @initialize(
+        sequences=st.sampled_from([0, 1, 3, 8]),
+        continuous=st.booleans(),
+        blocks=st.sampled_from([0, 6, 20]),
+        batch=st.integers(1, 5),
+        lanes=st.integers(1, 3),
+    )
+    def begin(self, sequences: int, continuous: bool, blocks: int, batch: int, lanes: int) -> None:
+        of = facts(sequences, continuous=continuous, kv_tokens=blocks * 16)
+        self.how = BatchingSettings(
+            batch_size=batch, concurrency=lanes, queue_limit=12, first_token_s=9, idle_s=7, ageing_s=2
+        )
+        self.it: Core[Ticket] = Core(self.how, limits(of, self.how))
+        self.now, self.all, self.begun = 0.0, list[Ticket](), dict[int, int]()
+        self.retried: dict[int, int] = {}
+        self.continuous = continuous
+
+    def phase(self, *phases: Phase) -> list[Ticket]:
+        return [t for t in self.all if t.phase in phases]
+
+    def pump(self) -> None:
+        before, lanes = self.it.running, dict[int, int]()
+        for one in self.it.start(self.now):
+            assert one.phase is Phase.PLACED
+            self.begun[one.number] = self.begun.get(one.number, 0) + 1
+            assert self.begun[one.number] <= 1 + self.retried.get(one.number, 0)
+            waiting = self.phase(Phase.QUEUED)
+            assert all((one.key, one.number) < (t.key, t.number) for t in waiting)
+            before += 1
+            lanes[one.lane] = lanes.get(one.lane, 0) + 1
+            assert before <= self.it.places or not self.continuous
+            assert lanes[one.lane] <= self.it.batch or self.continuous
+        waiting = sorted(self.phase(Phase.QUEUED), key=lambda t: (t.key, t.number))
+        if waiting and self.continuous:
+            # Nobody waits without a reason.
+            full = self.it.running >= self.it.places
+            assert full or self.it.kv_blocks + waiting[0].need > self.it.limits.blocks
+
+    @rule(
+        rank=st.integers(0, 2),
+        blocks=st.integers(1, 6),
+        due=st.sampled_from([0.5, 3.0, math.inf]),
+        count=st.integers(1, 3),
+    )
+    def submit(self, rank: int, blocks: int, due: float, count: int) -> None:
+        for _ in range(count):
+            one = Ticket(blocks, rank, self.now, self.now + due)
+            if self.it.queued >= self.how.queue_limit:  # more than that only by those that came back
+                with pytest.raises(Refused):
+                    self.it.submit(one, self.now)
+                assert one.phase is Phase.NEW
+            else:
+                self.it.submit(one, self.now)
+                self.all.append(one)
+        self.pump()
+
+    @precondition(lambda self: self.phase(Phase.PLACED))
+    @rule(data=st.data())
+    def served(self, data: st.DataObject) -> None:
+        self.it.finish(data.draw(st.sampled_from(self.phase(Phase.PLACED))), self.now)
+        self.pump()
+
+    @precondition(lambda self: self.all)
+    @rule(data=st.data())
+    def cancelled(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.all))
+        finished = self.it.finished + (one.phase is not Phase.GONE)
+        self.it.finish(one, self.now)
+        self.it.finish(one, self.now)
+        assert self.it.finished == finished  # once, whatever happens
+        self.pump()
+
+    @precondition(lambda self: self.phase(Phase.PLACED))
+    @rule(data=st.data(), pause=st.floats(0, 2))
+    def failed(self, data: st.DataObject, pause: float) -> None:
+        one = data.draw(st.sampled_from(self.phase(Phase.PLACED)))
+        self.it.again(one, self.now + pause)
+        self.retried[one.number] = self.retried.get(one.number, 0) + 1
+        self.pump()
+
+    @rule(level=st.integers(0, 3))
+    def throttled(self, level: int) -> None:
+        self.it.throttle(0.5**level, 1.5**level)
+        self.pump()
+
+    @rule(s=st.sampled_from([0.001, 0.02, 0.3, 4.0]))
+    def time_passes(self, s: float) -> None:
+        self.now += s
+        for one, late in self.it.due(self.now):
+            assert late is Late.DEADLINE
+            assert one.deadline <= self.now
+            if one.phase is Phase.PLACED:
+                self.it.finish(one, self.now)
+        assert all(t.deadline > self.now for t in self.all if t.phase is not Phase.GONE)
+        self.pump()
+
+    @invariant()
+    def books_are_kept(self) -> None:
+        it, placed = self.it, self.phase(Phase.PLACED)
+        assert it.running == len(placed)
+        assert it.kv_blocks == sum(t.need for t in placed) <= it.limits.blocks
+        assert it.queued == len(self.phase(Phase.QUEUED)) == sum(it.by_rank)
+        assert it.delayed == len(self.phase(Phase.DELAYED))
+        assert it.submitted == len(self.all) == it.finished + it.running + it.queued + it.delayed
+        assert it.running <= it.limits.places
+
+    def teardown(self) -> None:
+        """All that are left get their turn: nobody was lost."""
+        if not hasattr(self, "it"):
+            return
+        for _ in range(10 * len(self.all) + 10):
+            for one in self.phase(Phase.PLACED):
+                self.it.finish(one, self.now)
+            self.pump()
+            if not self.phase(Phase.PLACED):
+                if (at := self.it.next_at()) == math.inf:
+                    break
+                self.time_passes(max(0.0, at - self.now))
+        assert {t.phase for t in self.all} <= {Phase.GONE}
+        assert (self.it.running, self.it.queued, self.it.delayed, self.it.kv_blocks) == (0, 0, 0, 0)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
