@@ -1,0 +1,111 @@
+"""The torch engine's own step, eager or with CUDA graphs, over random weights.
+
+Law: puts services/llama together as its engine does, without files, tokenizer or threads; what is measured is
+that package's code, not a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+
+import torch
+from torch import Tensor
+
+from services.kv.shape import DEFAULT_BLOCK, blocks_for
+from services.llama.attention import Sdpa
+from services.llama.batch import build
+from services.llama.blocks import Blocks
+from services.llama.cached import CachedCore
+from services.llama.config import LlamaConfig
+from services.llama.decoder import Decoder
+from services.llama.planner import Planner
+from services.llama.pool import KvPool
+from services.llama.sequence import Sequence
+from tests.bench.gpu_env import Env
+
+CHUNK = 512
+
+
+class Core:
+    """A CachedCore with what the sections ask of it."""
+
+    def __init__(self, inner: CachedCore, vocabulary: int) -> None:
+        self.inner, self.vocabulary = inner, vocabulary
+
+    def add(self, one: Sequence) -> None:
+        self.inner.add(one)
+
+    def step(self) -> None:
+        """Raises the error of a sequence that failed: a bench has no use for half a batch."""
+        for outcome in self.inner.step():
+            if outcome.error is not None:
+                raise outcome.error
+
+    def busy(self) -> bool:
+        return self.inner.busy()
+
+    def everyone(self) -> Iterable[Sequence]:
+        return self.inner.everyone()
+
+    def reap(self) -> None:
+        self.inner.reap()
+
+    def answer(self, ids: Iterable[int]) -> list[int]:
+        return self.inner.answer([i % self.vocabulary for i in ids])
+
+    def all_decode(self, count: int) -> bool:
+        """Whether `count` sequences run and each of them is past its prompt."""
+        running = self.inner.planner.running
+        return len(running) == count and all(one.computed >= one.prompt for one in running)
+
+    def launcher(self) -> Callable[[], Tensor]:
+        """The forward pass of the next step; the same one each time it is called, since nobody books it."""
+        plan = self.inner.planner.plan()
+        batch = build(plan, self.inner.pool, self.inner.decoder.dtype, self.inner.decoder.config.window)
+        return lambda: self.inner.forward(plan, batch)
+
+    @torch.inference_mode()
+    def error(self) -> float:
+        """Relative difference between this core's logits of the next step and the eager ones."""
+        plan, inner = self.inner.planner.plan(), self.inner
+        batch = build(plan, inner.pool, inner.decoder.dtype, inner.decoder.config.window)
+        right = inner.decoder.logits(batch, inner.pool).double()
+        found = inner.forward(plan, batch).double()[: len(right)]
+        return float((found - right).norm() / right.norm())
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.inner.pool.nbytes
+
+    def park(self) -> None:
+        self.inner.pool.give_back()
+
+    def unpark(self) -> None:
+        self.inner.pool.take()
+
+
+def make_core(
+    env: Env, config: LlamaConfig, weights: Mapping[str, Tensor], batch: int, longest: int, *, graph: bool
+) -> Core:
+    """Room for `batch` sequences of `longest` tokens. graph: with CUDA graphs; on the CPU the same buffers
+    without a capture."""
+    decoder = Decoder(config, weights, Sdpa(config.window))
+    blocks = (batch + 1) * (blocks_for(longest, DEFAULT_BLOCK) + 1)
+    pool = KvPool(config, blocks, DEFAULT_BLOCK, decoder.dtype, env.device)
+    planner = Planner(Blocks(blocks, DEFAULT_BLOCK), most=batch, chunk=CHUNK, window=config.window)
+    return Core(
+        _graphed(decoder, planner, pool) if graph else CachedCore(decoder, planner, pool), config.vocabulary
+    )
+
+
+def _graphed(decoder: Decoder, planner: Planner, pool: KvPool) -> CachedCore:
+    from services.llama import graph
+
+    return graph.make(decoder, planner, pool)
+
+
+def sequence(vocabulary: int, length: int, answer: int, seed: int) -> Sequence:
+    """A prompt of random ids, greedy, ends by length alone."""
+    dice = Random(seed)
+    return Sequence([dice.randrange(vocabulary) for _ in range(length)], length, answer)
