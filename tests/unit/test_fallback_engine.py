@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 
 from regions.cli.errors import UsageError
+from services.batching.model import BatchingSettings
+from services.batching.scheduled import Scheduled
 from services.engine import Engine, GenerateRequest, Token
 from services.engines.sim import SimEngine
 from services.fallback.engine import REMEMBERED, FallbackEngine, TellsReason
@@ -425,6 +427,31 @@ def test_two_real_sims_under_faults_answer_everything_once() -> None:
         assert counted(both, "requests_total", "engine_error") == fell
         assert both.stats().running == both.stats().waiting == 0
         assert both.stats().kv_used == 0
+        await both.close()
+
+    run(main())
+
+
+def test_as_it_is_put_together_a_burst_spills_over_and_the_rest_is_refused() -> None:
+    """Fallback( Scheduled, Scheduled ): what neither queue has room for is refused at once, with the
+    primary's word; everybody else gets a whole answer, and all of it is given back."""
+
+    async def main() -> None:
+        clock, how = LoopClock(), BatchingSettings(batch_size=2, concurrency=1, queue_limit=4)
+        sims = [SimEngine(SimOptions(slots=2), "m", clock) for _ in range(2)]
+        both = FallbackEngine(*(Scheduled(sim, how, clock) for sim in sims), clock=clock)
+        await both.start()
+        asks = [GenerateRequest(f"r{n}", "prompt", 5) for n in range(20)]
+        ends = await asyncio.gather(*(said(both, ask) for ask in asks), return_exceptions=True)
+        answered = [ask for ask, end in zip(asks, ends, strict=True) if isinstance(end, list)]
+        refused = [end for end in ends if isinstance(end, Refused)]
+        assert len(answered) + len(refused) == len(asks)
+        assert {error.code for error in refused} == {"queue_full"}
+        second = [ask for ask in answered if both.reason_of(ask.request_id) == "queue_full"]
+        assert len(answered) == 12  # two run and four wait, at each of the two
+        assert len(second) == 6
+        assert counted(both, "failed_total", "queue_full") == len(refused)
+        assert both.stats().running == both.stats().waiting == 0
         await both.close()
 
     run(main())
