@@ -27,19 +27,26 @@ def config(
     rules_file: Annotated[str, typer.Option(help="Path for rule_files (see `weir metrics rules`).")] = "",
     every: Annotated[str, typer.Option(help="Scrape interval.")] = "5s",
 ) -> None:
-    """prometheus.yml that scrapes every ingress and control plane of the world."""
+    """prometheus.yml that scrapes every ingress, control plane and executor of the world."""
     import yaml
 
     from mesh.world import prometheus
+    from mesh.world.addresses import EXECUTOR
+    from mesh.world.executor_rules import Target
     from mesh.world.world import World
 
     world = World.load(dir)
-    targets = []
+    targets, executors = [], []
     for region in world.regions.names:
         where = world.address(region)
         ingress = where.ingress_metrics.removeprefix("http://").removesuffix("/metrics")
         targets.append((region, ingress, where.control_plane_http.removeprefix("http://")))
-    typer.echo(yaml.safe_dump(prometheus.scrape_config(targets, rules_file, every), sort_keys=False))
+        executors += [
+            Target(region, one.stage, one.id, f"{one.address}:{EXECUTOR}")
+            for one in world.spec.members(region)
+        ]
+    body = prometheus.scrape_config(targets, executors, rules_file, every)
+    typer.echo(yaml.safe_dump(body, sort_keys=False))
 
 
 def rules() -> None:
@@ -51,8 +58,13 @@ def rules() -> None:
     typer.echo(yaml.safe_dump(prometheus.rules(), sort_keys=False, width=1000))
 
 
-def query() -> None:
-    """The query that gives the dye deviation."""
+def query(
+    name: Annotated[str, typer.Argument(help="dye, tokens, first-token, ...; empty: dye.")] = "dye",
+) -> None:
+    """One query: how far the dye is off, or a row of the dashboard per tenant, region and stage."""
     from mesh.world import prometheus
+    from regions.cli.errors import UsageError
 
-    typer.echo(prometheus.DEVIATION_QUERY)
+    if name not in prometheus.QUERIES:
+        raise UsageError(f"query {name!r}", "unknown", f"there are: {', '.join(prometheus.QUERIES)}")
+    typer.echo(prometheus.QUERIES[name])

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mesh.world import executor_rules
+from mesh.world.executor_rules import Target
 from mesh.xds.names import BY_TAG_METRIC
 
 SHARE = "service_region_stage:dye_share:rate1m"
@@ -37,8 +39,15 @@ ALARM = f"{DEVIATION} > on (service) ({TOLERANCE} + 1.5 / sqrt({REQUESTS} * 60))
 """Over the tolerance and over what chance does to so few requests (three sigma of a share of one half)."""
 
 
+QUERIES = {"dye": DEVIATION_QUERY, **executor_rules.QUERIES}
+"""Name → query: what `weir metrics query NAME` prints."""
+
+
 def scrape_config(
-    targets: Sequence[tuple[str, str, str]], rules_file: str = "", every: str = "5s"
+    targets: Sequence[tuple[str, str, str]],
+    executors: Sequence[Target] = (),
+    rules_file: str = "",
+    every: str = "5s",
 ) -> dict[str, Any]:
     """prometheus.yml as data. targets: (region, host:port of the ingress' metrics, of the control plane)."""
     by_tag = {
@@ -61,6 +70,7 @@ def scrape_config(
                 "metrics_path": "/metrics",
                 "static_configs": [_target(plane, region) for region, _, plane in targets],
             },
+            executor_rules.job(executors),
         ],
     }
     return {**config, "rule_files": [rules_file]} if rules_file else config
@@ -105,8 +115,9 @@ def rules() -> dict[str, Any]:
                     {
                         # Silence of the other alerts means nothing while nobody is asked.
                         "alert": "MeshNotWatched",
-                        "expr": 'up{job=~"weir-.+"} == 0 or absent(up{job="weir-ingress"}) '
-                        'or absent(up{job="weir-control-plane"})',
+                        # Executors come and go, and have alerts of their own.
+                        "expr": 'up{job=~"weir-ingress|weir-control-plane"} == 0 '
+                        'or absent(up{job="weir-ingress"}) or absent(up{job="weir-control-plane"})',
                         "for": "1m",
                         "labels": {"severity": "warning", "team": "mesh"},
                         "annotations": {
@@ -115,6 +126,7 @@ def rules() -> dict[str, Any]:
                         },
                     },
                 ],
-            }
+            },
+            executor_rules.group(),
         ]
     }

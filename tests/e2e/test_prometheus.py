@@ -1,34 +1,36 @@
 """A real Prometheus watches the mesh with what `weir metrics` prints; its rules under promtool.
 
-Law: Prometheus has its own folder and address (127.N.9.1), and dies with the test.
+Law: one Prometheus per test (tests/e2e/prometheus_process.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from mesh import tools
 from mesh.world import prometheus
-from mesh.world.runner import weir_command
 from mesh.xds.names import BY_TAG_METRIC
-from tests.e2e.mesh_world import CANARY, REPO, MeshWorld, failures
+from tests.e2e.mesh_world import CANARY, MeshWorld, failures
+from tests.e2e.prometheus_process import (
+    Prometheus,
+    alert_case,
+    alerts_of,
+    lacking_cases,
+    number,
+    promtool,
+    rule_test,
+    rules_file,
+    running,
+    series_name,
+    weir_prints,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
-PORT = 9090
 OWN = (
     "weir_xds_streams",
     "weir_xds_pushes_total",
@@ -41,62 +43,12 @@ OWN = (
 )
 
 
-def _weir(*args: str) -> str:
-    done = subprocess.run(
-        [*weir_command(), *args], cwd=REPO, capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout
-
-
-@dataclass(frozen=True)
-class Prometheus:
-    url: str
-
-    def query(self, text: str) -> list[dict[str, Any]]:
-        """Rows of an instant query: [{"metric": labels, "value": [time, number]}]."""
-        where = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': text})}"
-        with urllib.request.urlopen(where, timeout=10) as answer:
-            rows: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        return rows
-
-    def ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            return False
-
-
-@contextlib.contextmanager
-def _running(world: MeshWorld, folder: Path) -> Iterator[Prometheus]:
-    rules, config = folder / "rules.yml", folder / "prometheus.yml"
-    rules.write_text(_weir("metrics", "rules"), encoding="utf-8")
-    printed = world.weir("metrics", "config", "--rules-file", str(rules), "--every", "1s")
-    assert printed.code == 0, printed.err
-    config.write_text(printed.out, encoding="utf-8")
-    at = f"127.{world.world.spec.number}.9.1:{PORT}"
-    command = ["setpriv", "--pdeathsig", "KILL", str(tools.find("prometheus"))]
-    command += [f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
-    command += [f"--web.listen-address={at}", "--log.level=warn"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=tools.run_env("prometheus"), stdout=log, stderr=log, cwd=folder
-        )
-    try:
-        found = Prometheus(f"http://{at}")
-        world.until(f"Prometheus answers; its log is {folder / 'log'}", found.ready, 60.0)
-        yield found
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_a_real_prometheus_sees_the_colours(calm: MeshWorld, tmp_path: Path) -> None:
     calm.put("us-east-1", CANARY, "0.15")
     calm.applied(0.15)
     calm.load(60, 2)  # every counter exists before the first scrape, or its first step would not be seen
-    with _running(calm, tmp_path) as watcher:
-        calm.until("all is scraped", lambda: len(watcher.query('up{job=~"weir-.+"} == 1')) == 6, 40.0)
+    with running(calm, tmp_path) as watcher:
+        calm.until("all is scraped", lambda: len(watcher.query('up{job=~"weir-.+"} == 1')) == 15, 40.0)
         samples: list[Any] = []
         load = threading.Thread(target=lambda: samples.extend(calm.load(120, 25)))
         load.start()
@@ -105,25 +57,21 @@ def test_a_real_prometheus_sees_the_colours(calm: MeshWorld, tmp_path: Path) -> 
         finally:
             load.join()
         assert not failures(samples)
-        query = _weir("metrics", "query").strip()
+        query = weir_prints("metrics", "query").strip()
         # The last seconds of the load must have been scraped.
         sent = sum(s.ok for s in samples)
         counted = f'sum(increase({BY_TAG_METRIC}{{code="200"}}[2m]))'
-        calm.until("all is counted", lambda: _number(watcher.query(counted)) > 0.9 * sent, 40.0)
+        calm.until("all is counted", lambda: number(watcher.query(counted)) > 0.9 * sent, 40.0)
         rows = watcher.query(query)
         assert [row["metric"] for row in rows] == [{"service": "chat"}]
-        assert _number(rows) < 0.05
-        assert _number(watcher.query(prometheus.DEVIATION)) < 0.05
+        assert number(rows) < 0.05
+        assert number(watcher.query(prometheus.DEVIATION)) < 0.05
         _every_ingress_counts(calm, watcher)
         for name in OWN:
             seen = {row["metric"]["ingress_region"] for row in watcher.query(name)}
             assert seen == set(calm.names), name
         alerts = {row["metric"]["alertname"] for row in watcher.query('ALERTS{alertstate="firing"}')}
         assert not alerts
-
-
-def _number(rows: Sequence[Mapping[str, Any]]) -> float:
-    return float(rows[0]["value"][1]) if rows else 0.0
 
 
 def _every_ingress_counts(world: MeshWorld, watcher: Prometheus) -> None:
@@ -138,7 +86,7 @@ def _every_ingress_counts(world: MeshWorld, watcher: Prometheus) -> None:
 
 
 def test_a_refused_value_is_an_alert_in_waiting(calm: MeshWorld, tmp_path: Path) -> None:
-    with _running(calm, tmp_path) as watcher:
+    with running(calm, tmp_path) as watcher:
         calm.put("us-east-1", CANARY, "abc")
         pending = 'ALERTS{alertname="ConfigRefused"}'
         rows = calm.until("the alert is pending", lambda: watcher.query(pending), 40.0)
@@ -149,7 +97,6 @@ def test_a_refused_value_is_an_alert_in_waiting(calm: MeshWorld, tmp_path: Path)
 
 # -- the rules alone, in promtool's own time ------------------
 
-STEP_S = 15
 ON = {"severity": "warning", "team": "mesh"}
 STABLE, DYED = ("cn-north-1", "stable"), ("cn-north-1", "canary")
 SHOULD = {STABLE: 0.85, DYED: 0.15}
@@ -158,11 +105,7 @@ SHOULD = {STABLE: 0.85, DYED: 0.15}
 def _series(metric: str, owner: tuple[str, str], values: str, **labels: str) -> dict[str, str]:
     region, stage = owner
     every = {"service": "chat", "region": region, "stage": stage, **labels}
-    return {"series": f"{metric}{_labels(every)}", "values": values}
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    return {"series": series_name(metric, every), "values": values}
 
 
 def _flow(per_step: Mapping[tuple[str, str], int]) -> list[dict[str, str]]:
@@ -246,37 +189,15 @@ CASES: dict[str, tuple[str, list[dict[str, str]], list[dict[str, Any]]]] = {
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rules") / "rules.yml"
-    path.write_text(_weir("metrics", "rules"), encoding="utf-8")
-    return path
-
-
-def _promtool(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [str(tools.find("promtool")), *args]
-    env = tools.run_env("promtool")
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return rules_file(tmp_path_factory.mktemp("rules"))
 
 
 def test_the_rules_are_well_formed_and_every_alert_has_its_cases(rules: Path) -> None:
-    done = _promtool("check", "rules", str(rules))
+    done = promtool("check", "rules", str(rules))
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = yaml.safe_load(rules.read_text())["groups"][0]["rules"]
-    alerts = {row["alert"] for row in rows if "alert" in row}
-    for alert in alerts:
-        names = [name for name, case in CASES.items() if case[0] == alert]
-        assert all(any(word in name for name in names) for word in ("fires", "silent", "missing")), alert
+    assert not lacking_cases(alerts_of(rules, "weir-dye"), CASES)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_an_alert_fires_when_it_should_and_only_then(rules: Path, tmp_path: Path, name: str) -> None:
-    alert, series, expected = CASES[name]
-    case = {
-        "interval": f"{STEP_S}s",
-        "input_series": series,
-        "alert_rule_test": [{"eval_time": "10m", "alertname": alert, "exp_alerts": expected}],
-    }
-    body = {"rule_files": [str(rules)], "evaluation_interval": f"{STEP_S}s", "tests": [case]}
-    path = tmp_path / "test.yml"
-    path.write_text(yaml.safe_dump(body), encoding="utf-8")
-    done = _promtool("test", "rules", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("alert", sorted({row[0] for row in CASES.values()}))
+def test_an_alert_fires_when_it_should_and_only_then(rules: Path, tmp_path: Path, alert: str) -> None:
+    rule_test(rules, tmp_path, *(alert_case(*row) for row in CASES.values() if row[0] == alert))
