@@ -16,7 +16,7 @@ from services.kv.config import ConfigError, shape_of
 from services.kv.models import Described, describe
 from services.kv.plan import Memory, NoRoom, Plan, plan
 from services.kv.published import PUBLISHED
-from services.kv.shape import KvShape
+from services.kv.shape import KvShape, dtype_name
 from services.kv.sizes import parse_count, parse_size, show_size
 
 app = typer.Typer(no_args_is_help=True, help="The KV cache: what a sequence costs and how many fit.")
@@ -39,7 +39,12 @@ def plan_(
         typer.Option(help="auto: counted from the files or the config; none: all memory is for KV; a size."),
     ] = "auto",
     reserve: Annotated[str, typer.Option(help="Kept free for activations and graphs.")] = "0",
-    kv_dtype: Annotated[str, typer.Option(help="auto (as the weights), fp32, bf16, fp16, fp8.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Type that the model runs in: auto (as published), fp32, bf16, fp16.")
+    ] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Of the cache: auto (as --dtype), fp32, bf16, fp16, fp8.")
+    ] = "auto",
     block: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     window: Annotated[
         int, typer.Option(help="Sliding window in tokens; 0: keep all; -1: as the model says.")
@@ -48,8 +53,9 @@ def plan_(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """How many sequences fit, and where it stops fitting. Exit 1 when not even one does."""
-    found = describe(model)
-    shape = _shape(found, kv_dtype, block, window)
+    runs_in = dtype if dtype == "auto" else _dtype("--dtype", dtype)
+    found = describe(model, runs_in)
+    shape = _shape(found, runs_in if kv_dtype == "auto" else _dtype("--kv-dtype", kv_dtype), block, window)
     room = Memory(_size("--memory", memory), _weights(found, weights), _size("--reserve", reserve))
     answer = _plan(shape, room, _count("--context", context))
     more = report.contexts(answer) if sequences else ()
@@ -94,8 +100,6 @@ def _shape(found: Described, kv_dtype: str, block: int, window: int) -> KvShape:
         shape = shape_of(found.config, kv_dtype=kv_dtype, block=block)
     except ConfigError as error:
         raise UsageError(found.source, str(error)) from None
-    except ValueError as error:
-        raise UsageError("--kv-dtype", str(error)) from None
     return shape if window < 0 else shape.with_window(window)
 
 
@@ -125,6 +129,13 @@ def _weights(found: Described, text: str) -> int:
             found.source, "the size of its weights isn't known", "give --weights SIZE, or --weights none"
         )
     return found.weights
+
+
+def _dtype(option: str, text: str) -> str:
+    try:
+        return dtype_name(text)
+    except ValueError as error:
+        raise UsageError(option, str(error)) from None
 
 
 def _size(option: str, text: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.kv.shape import DEFAULT_BLOCK, DTYPE_BYTES, KvShape, dtype_name
+from services.kv.shape import DEFAULT_BLOCK, KvShape, dtype_name
 
 
 class ConfigError(ValueError):
@@ -48,10 +48,13 @@ def shape_of(
 
 
 def weights_dtype(config: Mapping[str, Any]) -> str:
-    """Type of the weights as the config states it; float32 where it says nothing."""
+    """Type of the weights as the config states it; float32 where it says nothing. Raises ConfigError."""
     text = _text_part(config)
     stated = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
-    return dtype_name(str(stated)) if stated else "float32"
+    try:
+        return dtype_name(str(stated)) if stated else "float32"
+    except ValueError as error:
+        raise ConfigError(f"torch_dtype: {error}") from None
 
 
 def parameters(config: Mapping[str, Any]) -> int:
@@ -76,11 +79,6 @@ def parameters(config: Mapping[str, Any]) -> int:
     layers = _number(text, "num_hidden_layers") * (attention + feed_forward + 2 * hidden)
     vocabulary = _number(text, "vocab_size") * hidden
     return layers + hidden + vocabulary * (1 if text.get("tie_word_embeddings") else 2)
-
-
-def weights_bytes(config: Mapping[str, Any]) -> int:
-    """`parameters` in the type that the config states."""
-    return parameters(config) * DTYPE_BYTES[weights_dtype(config)]
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

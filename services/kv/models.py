@@ -1,29 +1,34 @@
 """The config.json that a name stands for, and the size of the weights beside it.
 
-Law: reads small files, no weights: of a safetensors file only its size and the length of its header.
+Law: reads small files and the headers of safetensors files, never weights; imports no library for them.
 A name is, in this order: a path, a model of the store, a published shape.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regions.cli.errors import UsageError
-from services.kv.config import ConfigError, weights_bytes
+from services.kv.config import ConfigError, parameters, weights_dtype
 from services.kv.published import PUBLISHED
+from services.kv.shape import DTYPE_BYTES
 from services.models.store import find
 
 CONFIG = "config.json"
-_MAX_CONFIG = 1 << 20
+_MAX_CONFIG, _MAX_HEADER = 1 << 20, 64 << 20
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+"""Types that an engine turns into its own when it loads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """source: where the config is from, for people. weights: bytes, None when nobody can tell."""
+    """source: where the config is from, for people. weights: bytes in the type that the engine runs in, None
+    when nobody can tell."""
 
     name: str
     source: str
@@ -31,33 +36,38 @@ class Described:
     weights: int | None
 
 
-def describe(name: str) -> Described:
-    """The model of this name. Raises UsageError with the way out."""
+def describe(name: str, dtype: str = "auto") -> Described:
+    """The model of this name. dtype: torch's name of the type that it is run in, "auto": as it was published.
+    Raises UsageError with the way out.
+    """
     if not name.strip():
         raise UsageError("--model", "empty", "name a model, a folder or a config.json")
     path = Path(name).expanduser()
     if path.exists():
-        return _of_path(name, path)
+        return _of_path(name, path, dtype)
     published = PUBLISHED.get(name.lower())
     try:
-        return _of_path(name, find(name))
+        return _of_path(name, find(name), dtype)
     except UsageError as error:
         if published is None:
             known = f"published shapes: {', '.join(PUBLISHED)}"
             raise UsageError(error.what, error.why, f"{error.way_out}; {known}") from None
-    return Described(name, "published shape", published, weights_bytes(published))
+    return Described(name, "published shape", published, _formula(published, dtype))
 
 
-def _of_path(name: str, path: Path) -> Described:
+def _of_path(name: str, path: Path, dtype: str) -> Described:
     file = path / CONFIG if path.is_dir() else path
     config = _read(file)
-    weights = _files_bytes(file.parent) if file.name == CONFIG else None
-    if weights is None:
-        try:
-            weights = weights_bytes(config)
-        except (ConfigError, ValueError):
-            weights = None  # only needed where they are counted; the caller says so then
-    return Described(name, str(file), config, weights)
+    counted = _files_bytes(file.parent, dtype) if file.name == CONFIG else None
+    return Described(name, str(file), config, _formula(config, dtype) if counted is None else counted)
+
+
+def _formula(config: Mapping[str, Any], dtype: str) -> int | None:
+    """None where there is none: only who counts the weights must know, and is told then."""
+    try:
+        return parameters(config) * DTYPE_BYTES[weights_dtype(config) if dtype == "auto" else dtype]
+    except (ConfigError, ValueError):
+        return None
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -75,11 +85,27 @@ def _read(file: Path) -> Mapping[str, Any]:
     return config
 
 
-def _files_bytes(folder: Path) -> int | None:
+def _files_bytes(folder: Path, dtype: str) -> int | None:
     """Bytes of all tensors in the folder's safetensors files; None where there are none."""
-    sizes = []
-    for file in sorted(folder.glob("*.safetensors")):
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(_tensors_bytes(file, dtype) for file in files) if files else None
+
+
+def _tensors_bytes(file: Path, dtype: str) -> int:
+    try:
         with file.open("rb") as stream:
-            header = int.from_bytes(stream.read(8), "little")
-        sizes.append(max(0, file.stat().st_size - 8 - header))
-    return sum(sizes) if sizes else None
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(length, _MAX_HEADER)))
+        found = 0
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = tensor["data_offsets"]
+            free = dtype != "auto" and tensor["dtype"] in _FLOATS
+            found += math.prod(tensor["shape"]) * DTYPE_BYTES[dtype] if free else end - begin
+    except OSError as error:
+        raise UsageError(str(file), error.strerror or "can't be read") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        way_out = "weir model verify, or give --weights SIZE"
+        raise UsageError(str(file), "its header is no safetensors header", way_out) from None
+    return found

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from regions.cli.errors import Exit, UsageError, WeirError
 from services.kv import cli
 from services.kv.published import PUBLISHED
+from services.kv.shape import dtype_name
 
 GEMMA_LIKE = {
     "model_type": "gemma3_text",
@@ -83,13 +84,46 @@ def test_layers_of_two_kinds_are_told_apart(tmp_path: Path) -> None:
     assert "5 of 6 layers have a window" in text
 
 
-def test_the_weights_of_a_folder_are_counted_without_reading_them(tmp_path: Path) -> None:
+def a_shard(file: Path, header: dict[str, Any]) -> None:
+    raw = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw)  # no weights: nobody may need them
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("auto", 1000 + 500 + 7), ("fp32", 1000 + 1000 + 7), ("bf16", 1007)]
+)
+def test_the_weights_of_a_folder_are_counted_without_reading_them(
+    tmp_path: Path, dtype: str, weights: int
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["smollm2-135m"]))
-    header = b'{"a":{"dtype":"F32","shape":[250],"data_offsets":[0,1000]}}'
-    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
-        (tmp_path / name).write_bytes(struct.pack("<Q", len(header)) + header + bytes(1000))
-    body = json.loads(plan(str(tmp_path), "100", "1GiB", "--json")[1])
-    assert body["memory"]["weights"] == 2000
+    whole = {"dtype": "F32", "shape": [25, 10], "data_offsets": [0, 1000]}
+    half = {"dtype": "BF16", "shape": [250], "data_offsets": [0, 500]}
+    other = {"dtype": "U8", "shape": [7], "data_offsets": [500, 507]}
+    a_shard(tmp_path / "model-00001-of-00002.safetensors", {"a": whole, "__metadata__": {"format": "pt"}})
+    a_shard(tmp_path / "model-00002-of-00002.safetensors", {"b": half, "c": other})
+    body = json.loads(plan(str(tmp_path), "100", "1GiB", "--json", "--dtype", dtype)[1])
+    assert body["memory"]["weights"] == weights
+    assert body["shape"]["dtype"] == ("bfloat16" if dtype == "auto" else dtype_name(dtype))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xff" * 8, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 9) + b'{"a":{}}']
+)
+def test_a_file_of_weights_that_is_none_is_named(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["smollm2-135m"]))
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(UsageError, match=r"model\.safetensors.*no safetensors header"):
+        plan(str(tmp_path), "100", "1GiB")
+
+
+def test_the_type_it_runs_in_counts_for_weights_and_cache() -> None:
+    body = json.loads(plan("smollm2-135m", "100", "1GiB", "--json", "--dtype", "fp32")[1])
+    assert body["memory"]["weights"] == 4 * 134_515_008
+    assert body["bytes_per_token"] == 2 * 23_040
+    body = json.loads(
+        plan("smollm2-135m", "100", "1GiB", "--json", "--dtype", "fp32", "--kv-dtype", "fp8")[1]
+    )
+    assert body["bytes_per_token"] == 23_040 // 2
 
 
 def test_a_context_beyond_the_models_own_is_said() -> None:
@@ -115,6 +149,7 @@ def test_a_context_beyond_the_models_own_is_said() -> None:
         (("llama-3.1-8b", "100", "24GiB", "--block", "0"), "--block 0"),
         (("llama-3.1-8b", "100", "24GiB", "--window", "-2"), "--window -2"),
         (("llama-3.1-8b", "100", "24GiB", "--kv-dtype", "q4"), "known: fp32"),
+        (("llama-3.1-8b", "100", "24GiB", "--dtype", "q4"), "--dtype"),
         (("llama-3.1-8b", "100", "24GiB", "--weights", "some"), "--weights"),
     ],
 )
