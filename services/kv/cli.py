@@ -5,6 +5,7 @@ Law: arguments in, services/kv/plan.py asked, words out. Neither torch nor any w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -49,6 +50,9 @@ def plan_(
     window: Annotated[
         int, typer.Option(help="Sliding window in tokens; 0: keep all; -1: as the model says.")
     ] = -1,
+    chunk: Annotated[
+        int, typer.Option(help="Prompt tokens that the engine computes in one step; counts beside a window.")
+    ] = 512,
     sequences: Annotated[bool, typer.Option("--sequences", help="Also other contexts, by doubling.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -56,6 +60,7 @@ def plan_(
     runs_in = dtype if dtype == "auto" else _dtype("--dtype", dtype)
     found = describe(model, runs_in)
     shape = _shape(found, runs_in if kv_dtype == "auto" else _dtype("--kv-dtype", kv_dtype), block, window)
+    shape = replace(shape, chunk=_at_least_one("--chunk", chunk))
     room = Memory(_size("--memory", memory), _weights(found, weights), _size("--reserve", reserve))
     answer = _plan(shape, room, _count("--context", context))
     more = report.contexts(answer) if sequences else ()
@@ -92,8 +97,7 @@ def _row(name: str, shape: KvShape) -> dict[str, Any]:
 
 
 def _shape(found: Described, kv_dtype: str, block: int, window: int) -> KvShape:
-    if not 1 <= block <= 1 << 20:
-        raise UsageError(f"--block {block}", "out of range", "16 is usual")
+    _at_least_one("--block", block)
     if not -1 <= window <= 1 << 40:
         raise UsageError(f"--window {window}", "out of range", "0 keeps all, -1 does as the model says")
     try:
@@ -129,6 +133,12 @@ def _weights(found: Described, text: str) -> int:
             found.source, "the size of its weights isn't known", "give --weights SIZE, or --weights none"
         )
     return found.weights
+
+
+def _at_least_one(option: str, number: int) -> int:
+    if not 1 <= number <= 1 << 20:
+        raise UsageError(f"{option} {number}", "out of range", "from 1 to 1,048,576")
+    return number
 
 
 def _dtype(option: str, text: str) -> str:

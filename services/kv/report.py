@@ -87,6 +87,7 @@ def shape_json(shape: KvShape) -> dict[str, Any]:
         "dtype": shape.dtype,
         "block": shape.block,
         "window": shape.pool_window,
+        "chunk": shape.chunk,
         "bytes_per_token": shape.bytes_per_token,
     }
 
@@ -117,7 +118,8 @@ def _sequence(answer: Plan) -> str:
 def _keeps(answer: Plan) -> str:
     shape = answer.shape
     if shape.pool_window:
-        return f"the last {shape.pool_window:,} tokens: {answer.ratio:.3g} of keep-all"
+        step = f" and a step of {shape.chunk:,}" if shape.chunk > 1 else ""
+        return f"the last {shape.pool_window:,} tokens{step}: {answer.ratio:.3g} of keep-all"
     mixed = [w for w in shape.windows if w]
     if mixed:
         less = show_size(shape.per_layer_bytes(answer.context))

@@ -147,6 +147,7 @@ def test_a_context_beyond_the_models_own_is_said() -> None:
         (("llama-3.1-8b", "long", "24GiB"), "no number of tokens"),
         (("llama-3.1-8b", "100", "big"), "8GiB"),
         (("llama-3.1-8b", "100", "24GiB", "--block", "0"), "--block 0"),
+        (("llama-3.1-8b", "100", "24GiB", "--chunk", "0"), "--chunk 0"),
         (("llama-3.1-8b", "100", "24GiB", "--window", "-2"), "--window -2"),
         (("llama-3.1-8b", "100", "24GiB", "--kv-dtype", "q4"), "known: fp32"),
         (("llama-3.1-8b", "100", "24GiB", "--dtype", "q4"), "--dtype"),
