@@ -177,9 +177,12 @@ class FallbackEngine:
         self._reasons.move_to_end(request.request_id)
         if len(self._reasons) > REMEMBERED:
             self._reasons.popitem(last=False)
+        so_far = self._tally.by_reason[reason].requests + 1
+        # A primary that stays broken fails every request: told loudly at the 1st, 2nd, 4th, 8th ...
+        loud = reason == Reason.ENGINE_ERROR and so_far & (so_far - 1) == 0
         after = f" after {_name(fault)}" if fault else ""
-        level = logging.WARNING if reason == Reason.ENGINE_ERROR else logging.INFO
-        log.log(level, "%s: falls back: %s%s", request.request_id, reason, after)
+        level = logging.WARNING if loud else logging.INFO
+        log.log(level, "%s: falls back: %s%s (%d so far)", request.request_id, reason, after, so_far)
 
     async def sleep(self, level: int = 1) -> None:
         """Both or none."""

@@ -97,6 +97,21 @@ def test_an_error_before_the_first_token_is_answered_by_the_secondary(error: Exc
     run(main())
 
 
+def test_a_primary_that_stays_broken_is_told_loudly_but_not_every_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        both = await started(Script("a", error=EngineFault("no"), always=True), Script("b"))
+        for _ in range(20):
+            await said(both)
+
+    run(main())
+    told = [r.getMessage() for r in caplog.records if r.name == "weir.fallback" and r.levelname == "WARNING"]
+    assert [message.rpartition("(")[2] for message in told] == [f"{n} so far)" for n in (1, 2, 4, 8, 16)]
+    assert "EngineFault: no" in told[0]
+    assert "prompt" not in "".join(r.getMessage() for r in caplog.records)
+
+
 def test_an_error_after_the_first_token_is_never_hidden() -> None:
     async def main() -> None:
         first, second = Script("a", error=EngineFault("broke"), after=2), Script("b")
