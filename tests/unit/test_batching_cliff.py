@@ -156,6 +156,12 @@ def test_a_new_normal_is_accepted_when_the_bigger_batch_is_the_better_one() -> N
     assert states[-1].usual == (pytest.approx(40),)
 
 
+def test_where_the_batch_makes_no_difference_the_third_probe_is_the_last() -> None:
+    states = played(lambda level, n: 1000 if n < 20 else 550, 3000)
+    assert (states[-1].level, states[-1].changes) == (0, MOST_OPEN_LOOP)
+    assert states[-1].usual == (pytest.approx(550),)
+
+
 def test_there_is_a_floor() -> None:
     falling = [100.0] * 5
     while falling[-1] > 0.001:
@@ -208,6 +214,36 @@ def test_an_engine_that_all_but_stops_is_seen_and_its_batch_halved() -> None:
         governor.look(now)
     assert (governor.capacity, core.batch, core.places) == (0.5, 16, 16)
     assert core.delay_s == pytest.approx(0.075)
+
+
+def test_a_window_in_which_nothing_came_or_went_is_not_saturated_for_that() -> None:
+    core, governor = governed(batch=4)
+    core.submit(Ticket(1, 0, 0.0), 0.0)
+    core.start(0.0)
+    governor.wake(0.0)
+    for now in range(1, 6):  # one long sequence, three places free
+        governor.tokens += 100
+        governor.look(float(now))
+    assert governor.state.learned == 0
+
+
+def test_idle_it_finds_back_to_the_full_batch() -> None:
+    core, governor = governed()
+    waiting = [Ticket(1, 0, 0.0) for _ in range(100)]
+    for one in waiting:
+        core.submit(one, 0.0)
+    core.start(0.0)
+    governor.wake(0.0)
+    for now in range(1, 8):
+        governor.tokens += 3200 if now <= 5 else 320
+        governor.look(float(now))
+    assert core.places == 16
+    for one in waiting:
+        core.finish(one, 7.0)
+    core.start(7.0)
+    while governor.at < math.inf:
+        governor.look(governor.at)
+    assert (core.places, governor.state.level) == (32, 0)
 
 
 def test_the_governor_rests_when_nothing_runs_and_nothing_is_degraded() -> None:

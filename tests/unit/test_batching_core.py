@@ -234,6 +234,19 @@ def test_silence_is_found_to_the_moment_though_it_is_put_off_untold() -> None:
     assert (late, now) == ([(one, Late.SILENT)], 13.0)
 
 
+def test_a_first_token_that_shortens_the_limit_is_no_excuse() -> None:
+    it = core(first_token_s=10, idle_s=4)
+    (one,) = come(it, 0.0)
+    it.start(0.0)
+    one.stall_at = 10.0
+    assert it.due(4.5) == []
+    one.stall_at = 5.0 + 4  # the first token came at 5
+    now = 5.0
+    while not it.due(now):
+        now = it.next_at()
+    assert now == 9.0
+
+
 def test_a_full_queue_refuses_with_the_time_it_takes_to_drain() -> None:
     it = core(facts(1), queue_limit=3)
     for n in range(40):  # four a second
