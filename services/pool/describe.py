@@ -49,7 +49,7 @@ def digest(path: Path) -> str:
                 return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
             made = hashlib.sha256(str(size).encode())
             for number in range(PIECES):
-                file.seek((size - PIECE_BYTES) * number // (PIECES - 1))
+                file.seek(max(0, size - PIECE_BYTES) * number // (PIECES - 1))
                 made.update(file.read(PIECE_BYTES))
             return "sample:" + made.hexdigest()
     except OSError as error:

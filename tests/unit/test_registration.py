@@ -297,3 +297,49 @@ def test_quiet_at_once_needs_no_wait() -> None:
 @given(failures=st.integers(1, 10_000), seed=st.integers(0, 99))
 def test_back_off_is_bounded(failures: int, seed: int) -> None:
     assert 0.0 < retry_s(failures, Random(seed)) <= MAX_RETRY_S
+
+
+def test_what_it_becomes_is_told_now_and_again_after_the_agent_forgot() -> None:
+    async def test() -> None:
+        agent = FakeAgent()
+        registration = made(agent)
+        await registration.tick()
+        registration.place("GPU-1")
+        assert await registration.become("asleep", slept_at=1_800_000_000)
+        meta = agent.held[IT.id]["Meta"]
+        assert (meta["lifecycle"], meta["slept_at"], meta["device"]) == ("asleep", "1800000000", "GPU-1")
+        assert agent.held[SIDECAR]["Meta"]["lifecycle"] == "asleep", "what the mesh reads"
+        agent.held.clear()
+        await registration.tick()
+        assert agent.lifecycle() == "asleep"
+        assert await registration.become("ready")
+        assert "slept_at" not in agent.held[IT.id]["Meta"]
+        assert agent.held[IT.id]["Meta"]["device"] == "GPU-1"
+
+    run(test())
+
+
+@pytest.mark.parametrize("agent", [FakeAgent(error=DOWN), FakeAgent(frozen=True)])
+def test_what_consul_could_not_be_told_is_told_when_it_answers(agent: FakeAgent) -> None:
+    async def test() -> None:
+        registration = made(agent)
+        assert not await registration.become("draining")
+        assert registration.lifecycle == "draining"
+        agent.error, agent.frozen = None, False
+        await registration.tick()
+        assert agent.lifecycle() == "draining"
+
+    run(test())
+
+
+def test_one_that_leaves_says_draining_to_its_end() -> None:
+    async def test() -> None:
+        agent = FakeAgent()
+        registration = made(agent)
+        await registration.become("asleep", slept_at=5)
+        await registration.drain(Drain(1.0, 0.1), lambda: 0)
+        assert agent.lifecycle() == "draining"
+        await registration.become("ready")
+        assert agent.lifecycle() == "draining", "a wake that ends late must not bring traffic back"
+
+    run(test())
