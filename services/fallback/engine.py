@@ -79,7 +79,8 @@ class FallbackEngine:
         return self._pair.facts(long_goes_second=self._long)
 
     def size(self, request: GenerateRequest) -> int:
-        return self._pair.primary.size(request)
+        """As the primary counts; of a prompt that it can never hold, as the secondary does."""
+        return self._measure(request)[0]
 
     def reason_of(self, request_id: str) -> str:
         """A rule's name, known from the first token on and for a while after the last; "": the primary
@@ -92,8 +93,7 @@ class FallbackEngine:
         if not self._pair.started or self._pair.asleep:
             raise RuntimeError("the engine sleeps" if self._pair.asleep else "the engine was not started")
         arrived = self._clock.monotonic()
-        choice, trimmed = self._choose(request)
-        fault: Exception | None = None
+        choice, trimmed, fault = self._choose(request)
         if choice.engine is Which.PRIMARY:
             begun = False
             try:
@@ -138,15 +138,29 @@ class FallbackEngine:
         finally:
             self._tally.leave(choice.reason, known, self._clock.monotonic(), failed=failed)
 
-    def _choose(self, request: GenerateRequest) -> tuple[Choice, GenerateRequest]:
-        """Who answers, and the request as the primary would get it.
+    def _measure(self, request: GenerateRequest) -> tuple[int, Refused | None]:
+        """Prompt tokens, and the primary's refusal where a rule sends what it refuses to the secondary."""
+        try:
+            return self._pair.primary.size(request), None
+        except Refused as error:
+            if self._after(error).engine is Which.PRIMARY:
+                raise
+            refusal = error
+        try:
+            return self._pair.secondary.size(request), refusal
+        except Refused as error:
+            raise refusal from error
+
+    def _choose(self, request: GenerateRequest) -> tuple[Choice, GenerateRequest, Exception | None]:
+        """Who answers, the request as the primary would get it, and what it refuses it for already.
 
         A request that fills the context to its last token asked for no length of its own (that is what the
         door makes of a missing max_tokens). It counts with its prompt alone, or every such request to a model
         of a long context would be a long sequence; the primary gives it what fits into its own context.
         """
         primary, told = self._pair.primary, self.facts().context
-        stats, context, prompt = primary.stats(), primary.facts().context, self.size(request)
+        stats, context = primary.stats(), primary.facts().context
+        prompt, refusal = self._measure(request)
         open_ended = bool(told) and prompt + request.max_tokens >= told
         if open_ended and prompt < context < told:
             request = replace(request, max_tokens=context - prompt)
@@ -157,10 +171,11 @@ class FallbackEngine:
             running=stats.running,
             fragmented=self._fragmented,
             error="engine_dead" if stats.dead else "",
+            refused=refusal.code if refusal else "",
             secondary_dead=bool(self._pair.secondary.stats().dead),
         )
         self._fragmented = fragmented(self._rules, facts)
-        return decide(self._rules, facts), request
+        return decide(self._rules, facts), request, refusal
 
     def _after(self, error: Exception) -> Choice:
         """Who answers after the primary failed before its first token."""

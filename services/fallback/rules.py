@@ -61,7 +61,7 @@ def _wrong(rule: Rule) -> str:
 
 
 DEFAULT_RULES = (
-    Rule(Reason.SEQUENCE_LENGTH, over=8192, codes=("kv_never_fits",)),
+    Rule(Reason.SEQUENCE_LENGTH, over=8192, codes=("kv_never_fits", "context_length_exceeded")),
     Rule(Reason.FRAGMENTATION, over=0.65, until=0.55),
     Rule(Reason.ENGINE_ERROR),
     Rule(Reason.QUEUE_FULL, codes=("queue_full", "kv_full")),

@@ -17,7 +17,7 @@ from services.engine import EngineFacts, EngineStats, FinishReason, GenerateRequ
 class Script:
     """An Engine. error: raised after `after` tokens; then it works again unless `always`. wait_s: before its
     first token; token_s: before each. broken: verbs ("start", "sleep", "wake") that raise RuntimeError.
-    seen: the requests it got. done: the verbs it did."""
+    size_error: raised by `size`. seen: the requests it got. done: the verbs it did."""
 
     name: str
     model: str = "m"
@@ -33,6 +33,7 @@ class Script:
     extra_running: int = 0
     dead: str = ""
     broken: tuple[str, ...] = ()
+    size_error: Exception | None = None
     seen: list[GenerateRequest] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     running: int = 0
@@ -66,6 +67,8 @@ class Script:
         )
 
     def size(self, request: GenerateRequest) -> int:
+        if self.size_error is not None:
+            raise self.size_error
         return len(request.prompt)
 
     def stats(self) -> EngineStats:

@@ -147,7 +147,7 @@ def test_a_full_queue_spills_over_and_comes_through_when_both_are_full() -> None
 @pytest.mark.parametrize(
     "error",
     [
-        Refused(400, "context_length_exceeded", "never"),
+        Refused(400, "unknown_token", "never"),
         Refused(429, "rate_limited", "not you"),
         Refused(503, "draining", "soon gone"),
         DeadlinePassed("too late"),
@@ -170,6 +170,31 @@ def test_what_the_primarys_cache_can_never_hold_is_a_long_sequence_too() -> None
         both = await started(Script("a", error=Refused(400, "kv_never_fits", "never")), Script("b"))
         assert await names(both) == {"b"}
         assert both.reason_of("r") == "sequence_length"
+
+    run(main())
+
+
+def test_a_prompt_that_the_primary_cant_even_count_in_is_the_secondarys() -> None:
+    too_long, unknown = (
+        Refused(400, "context_length_exceeded", "too long"),
+        Refused(400, "unknown_token", "no"),
+    )
+
+    async def main() -> None:
+        first, second = Script("a"), Script("b")
+        both = await started(first, second)
+        first.size_error = too_long
+        assert both.size(ASK) == 6
+        assert await names(both) == {"b"}
+        assert both.reason_of("r") == "sequence_length"
+        second.size_error = Refused(400, "context_length_exceeded", "for me as well")
+        with pytest.raises(Refused, match="too long"):
+            both.size(ASK)
+        with pytest.raises(Refused, match="too long"):
+            await said(both)
+        first.size_error, second.size_error = unknown, None
+        with pytest.raises(Refused, match="no"):
+            both.size(ASK)
 
     run(main())
 

@@ -48,6 +48,7 @@ def second(reason: str) -> Choice:
         (replace(QUIET, refused="queue_full"), second("queue_full")),
         (replace(QUIET, refused="kv_full"), second("queue_full")),
         (replace(QUIET, refused="kv_never_fits"), second("sequence_length")),
+        (replace(QUIET, refused="context_length_exceeded"), second("sequence_length")),
         (replace(QUIET, refused="rate_limited"), STAY),
         (replace(QUIET, sequence_tokens=9000, error="engine_dead"), second("sequence_length")),
         (replace(QUIET, sequence_tokens=9000, error="engine_dead", secondary_dead=True), STAY),
