@@ -55,6 +55,9 @@ def executor(
     device: Annotated[
         str, typer.Option(help="Device: UUID of `weir device list`, or cpu; empty: the best.")
     ] = "",
+    device_memory: Annotated[
+        str, typer.Option(help="Share of the device to claim (6GiB): who can't fit beside others is refused.")
+    ] = "",
     run_dir: Annotated[str, typer.Option(help="Folder for the snapshot of the sleeping instance.")] = "",
 ) -> None:
     """Serve until SIGTERM, which drains. The Consul token comes from CONSUL_HTTP_TOKEN or …_FILE."""
@@ -107,10 +110,21 @@ def executor(
         debug=debug,
         device=device,
         run_dir=run_dir,
+        device_memory=_bytes(device_memory),
         tenants=table,
     )
     gc.freeze()
     asyncio.run(serve(settings))
+
+
+def _bytes(text: str) -> int:
+    from regions.cli.errors import UsageError
+    from services.kv.sizes import parse_size
+
+    try:
+        return parse_size(text) if text else 0
+    except ValueError as error:
+        raise UsageError(f"--device-memory {text!r}", str(error), "for example 6GiB") from None
 
 
 def _options(flag: str, texts: list[str] | None) -> dict[str, str]:

@@ -25,12 +25,16 @@ from regions.cli.errors import UsageError, WeirError
 from services import tenants_file
 from services.admin import admin_app
 from services.assembly import Stack, assemble
-from services.devices.door import Binding, Devices
+from services.devices.claims import claimed, claims_folder
+from services.devices.door import Binding, Devices, find
 from services.devices.here import at_start
+from services.devices.host import CPU
 from services.engine import Engine
+from services.faults import DeviceLost
 from services.instance import Identity, Instance
 from services.lifecycle import Lifecycle, State
 from services.listener import Listener
+from services.models.store import find as find_model
 from services.pool.hotstart import HotPool
 from services.pool.keeper import Keeper
 from services.pool.parts import Herald, Nobody, Parts, PoolSettings
@@ -57,7 +61,7 @@ class Settings:
     """What `weir executor` is started with. Addresses are host:port; consul "" means: don't register.
 
     device: uuid, "cpu", or "" for what is best. run_dir: folder for the snapshot of a sleeping instance.
-    tenants: None for those that ship.
+    device_memory: bytes of it to claim, 0 for none. tenants: None for those that ship.
     """
 
     identity: Identity
@@ -71,6 +75,7 @@ class Settings:
     debug: bool = False
     device: str = ""
     run_dir: str = ""
+    device_memory: int = 0
     tenants: Tenants | None = None
 
 
@@ -119,6 +124,8 @@ async def serve(settings: Settings) -> None:
         stack.callback(devices.close)
         consul = await _consul(settings, clock, stack)
         registration = _registration(settings, clock, consul)
+        if settings.device_memory:
+            stack.enter_context(_share(settings, devices, binding))
         stack.push_async_callback(_close, engine)
         if not await _started(engine, stop):
             return
@@ -146,9 +153,28 @@ async def serve(settings: Settings) -> None:
 
 def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
     """The engine for this place, not started; again after a cold start, on another device after a move."""
-    if stack.engine == "torch":
-        stack = replace(stack, options={"device": where.torch, **stack.options})
+    device = {"torch": where.torch, "vllm": where.uuid.removeprefix(CPU)}.get(stack.engine, "")
+    if device:
+        stack = replace(stack, options={"device": device, **stack.options})
     return assemble(stack, clock, random.Random())  # noqa: S311 (jitter, no secret)
+
+
+def _share(settings: Settings, devices: Devices, binding: Binding) -> contextlib.AbstractContextManager[None]:
+    """Its share of the device's memory, held while it runs. Raises Refused where it doesn't fit."""
+    device = find(devices.list(), binding.uuid)
+    if device is None:
+        raise DeviceLost(f"{binding.uuid} doesn't answer")
+    return claimed(claims_folder(), device, settings.device_memory, settings.identity.instance)
+
+
+def _model_folder(stack: Stack) -> Path | None:
+    """Where the model's files are, for the engines that have some."""
+    if stack.engine not in ON_DEVICES:
+        return None
+    try:
+        return find_model(stack.model)
+    except UsageError:
+        return None
 
 
 async def _started(engine: Engine, stop: _Stop) -> bool:
@@ -238,6 +264,7 @@ def _pool(
             herald=herald,
             devices=devices,
             options=settings.stack.options,
+            model_folder=_model_folder(settings.stack),
             snapshot_file=file,
             settings=PoolSettings(drain=drain),
         )

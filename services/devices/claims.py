@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -52,6 +53,11 @@ def why_not(device: Device, need: int, claims: Iterable[Claim]) -> str:
             f"{_gib(need)} don't fit: of {_gib(device.memory_total)} only {_gib(device.memory_free)} are free"
         )
     return ""
+
+
+def claims_folder() -> Path:
+    """One for all of this user's instances on this host, whatever world they are of."""
+    return Path(tempfile.gettempdir()) / f"weir-{os.getuid()}-devices"
 
 
 @contextmanager

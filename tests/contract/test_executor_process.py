@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.devices.host import memory
 from tests.contract.executor_process import executor, until
 from tests.sse import events
 
@@ -110,3 +111,19 @@ def test_bad_flags_are_usage_errors(tmp_path: Path, options: tuple[str, ...], na
     with executor(tmp_path, "127.107.1.17", *options, wait=False) as it:
         assert it.ended() == 2
         assert named in it.log.read_text()
+
+
+def test_a_second_instance_that_can_not_fit_on_the_device_is_refused_by_name(tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path)}
+    half = ("--device", "cpu", "--device-memory", f"{memory()[0] // 2}")
+    with executor(tmp_path, "127.107.1.18", *half, "--instance", "first", env=env) as one:
+        with executor(tmp_path, "127.107.1.19", *half, env=env, wait=False) as two:
+            assert two.ended() == 4
+            said = two.log.read_text()
+            assert "first (process" in said
+            assert "--device-memory" in said
+        assert one.get("/health") == 200
+        one.signal(signal.SIGKILL)
+        one.ended()
+    with executor(tmp_path, "127.107.1.19", *half, env=env) as two:
+        assert two.get("/ready") == 200, "a claim dies with its process, however it died"
