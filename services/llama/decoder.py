@@ -44,6 +44,17 @@ class Layer:
     down_bias: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What goes from layer to layer: x (T, hidden), changed in place; cosine and sine (T, 1, d); room for
+    q, k and v side by side (T, heads + 2 · kv_heads, d)."""
+
+    x: Tensor
+    cos: Tensor
+    sin: Tensor
+    room: Tensor
+
+
 class Decoder:
     """One model's weights with their forward pass."""
 
@@ -61,43 +72,67 @@ class Decoder:
 
     def logits(self, batch: Batch, pool: KvPool) -> Tensor:
         """(rows wanted, vocabulary), in the dtype of the weights."""
-        x, cos, sin = self.enter(batch.ids, batch.positions)
+        run = self.enter(batch.ids, batch.positions)
         for index, layer in enumerate(self.layers):
-            h = F.rms_norm(x, (x.shape[-1],), layer.norm, self.config.norm_eps)
-            q, kv = self._qkv(layer, h, cos, sin)
+            q, kv = self._qkv(layer, run)
             pool.write(index, batch.slots, kv)
-            out = self._attention.step(q, kv, batch, pool, index)
-            self._finish(layer, x, out)
-        return self.head_of(x if batch.rows is None else x[batch.rows])
+            self._finish(layer, run, self._attention.step(q, kv, batch, pool, index))
+        return self.head_of(run.x if batch.rows is None else run.x[batch.rows])
 
-    def whole_layer(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """One layer over one whole sequence x (T, hidden), in place; no cache."""
-        h = F.rms_norm(x, (x.shape[-1],), layer.norm, self.config.norm_eps)
-        q, kv = self._qkv(layer, h, cos, sin)
-        self._finish(layer, x, self._attention.whole(q, kv))
+    def whole_layer(self, layer: Layer, run: Run) -> None:
+        """One layer over one whole sequence; no cache."""
+        self._finish(layer, run, self._attention.whole(*self._qkv(layer, run)))
 
-    def enter(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states (T, hidden) that nobody else holds, cosine and sine (T, 1, d)."""
-        angles = self._rope[positions]
-        return F.embedding(ids, self.embed), angles[:, :1], angles[:, 1:]
+    def enter(self, ids: Tensor, positions: Tensor) -> Run:
+        """What goes from layer to layer."""
+        config, angles = self.config, self._rope[positions]
+        heads = config.heads + 2 * config.kv_heads
+        room = torch.empty((ids.shape[0], heads, config.head_dim), dtype=self.dtype, device=self.device)
+        return Run(F.embedding(ids, self.embed), angles[:, :1], angles[:, 1:], room)
 
     def head_of(self, x: Tensor) -> Tensor:
+        """Logits of hidden states x (T, hidden)."""
         return F.linear(F.rms_norm(x, (x.shape[-1],), self.norm, self.config.norm_eps), self.head)
 
-    def _qkv(self, layer: Layer, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """q (T, heads, d), rotated; kv (T, 2, kv_heads, d), its K rotated."""
-        config, count = self.config, h.shape[0]
-        q = F.linear(h, layer.q, layer.q_bias).view(count, config.heads, config.head_dim)
-        k = F.linear(h, layer.k, layer.k_bias).view(count, config.kv_heads, config.head_dim)
-        v = F.linear(h, layer.v, layer.v_bias).view(count, config.kv_heads, config.head_dim)
-        return rotate(q, cos, sin), torch.stack((rotate(k, cos, sin), v), 1)
+    def _qkv(self, layer: Layer, run: Run) -> tuple[Tensor, Tensor]:
+        """q (T, heads, d), rotated; kv (T, 2, kv_heads, d), its K rotated. Views of `run.room`: good until
+        the next layer."""
+        config, x = self.config, run.x
+        h = F.rms_norm(x, (x.shape[-1],), layer.norm, config.norm_eps)
+        flat, dim = run.room.view(x.shape[0], -1), config.head_dim
+        queries, keys = config.heads * dim, config.kv_heads * dim
+        _project(h, layer.q, layer.q_bias, flat[:, :queries])
+        _project(h, layer.k, layer.k_bias, flat[:, queries : queries + keys])
+        _project(h, layer.v, layer.v_bias, flat[:, queries + keys :])
+        # Queries and keys lie side by side: one rotation does for both.
+        turned = run.room[:, : config.heads + config.kv_heads]
+        turned.copy_(rotate(turned, run.cos, run.sin))
+        kv = run.room[:, config.heads :].view(x.shape[0], 2, config.kv_heads, dim)
+        return run.room[:, : config.heads], kv
 
-    def _finish(self, layer: Layer, x: Tensor, attended: Tensor) -> None:
+    def _finish(self, layer: Layer, run: Run, attended: Tensor) -> None:
         """Output projection and MLP, each added to x in place."""
-        x.add_(F.linear(attended.view(x.shape[0], -1), layer.o, layer.o_bias))
+        x = run.x
+        _add(x, attended.reshape(x.shape[0], -1), layer.o, layer.o_bias)
         h = F.rms_norm(x, (x.shape[-1],), layer.mlp_norm, self.config.norm_eps)
-        gated = F.silu(F.linear(h, layer.gate, layer.gate_bias)).mul_(F.linear(h, layer.up, layer.up_bias))
-        x.add_(F.linear(gated, layer.down, layer.down_bias))
+        gated = F.silu(F.linear(h, layer.gate, layer.gate_bias), inplace=True)
+        gated.mul_(F.linear(h, layer.up, layer.up_bias))
+        _add(x, gated, layer.down, layer.down_bias)
+
+
+def _project(h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = h · weightᵀ + bias, written where it is wanted."""
+    if bias is None:
+        torch.mm(h, weight.t(), out=out)
+    else:
+        torch.addmm(bias, h, weight.t(), out=out)
+
+
+def _add(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """x += h · weightᵀ + bias, without a tensor between."""
+    x.addmm_(h, weight.t())
+    if bias is not None:
+        x.add_(bias)
 
 
 class _Finder:

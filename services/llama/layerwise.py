@@ -62,10 +62,10 @@ class LayerwiseCore:
         """The token behind what the sequence has, and whether its logits were finite."""
         decoder = self._decoder
         ids = torch.tensor(sequence.tokens, dtype=torch.int64, device=decoder.device)
-        x, cos, sin = decoder.enter(ids, torch.arange(len(ids), device=decoder.device))
+        run = decoder.enter(ids, torch.arange(len(ids), device=decoder.device))
         for layer in decoder.layers:
-            decoder.whole_layer(layer, x, cos, sin)
-        tokens, good = choose(decoder.head_of(x[-1:]), [sequence.sampling], [sequence.made])
+            decoder.whole_layer(layer, run)
+        tokens, good = choose(decoder.head_of(run.x[-1:]), [sequence.sampling], [sequence.made])
         return tokens[0], good[0]
 
     def _lose(self, error: EngineFault) -> Outcome:

@@ -82,7 +82,7 @@ class KvPool:
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """kv (T, 2, kv_heads, d) in any dtype to the flat places `slots` (T,) = block id · block + offset."""
-        self.rows[layer].index_copy_(0, slots, kv.view(-1, self._row).to(self.dtype).view(self._store))
+        self.rows[layer].index_copy_(0, slots, kv.reshape(-1, self._row).to(self.dtype).view(self._store))
 
     def gather(self, layer: int, blocks: Tensor, out: Tensor) -> Tensor:
         """Blocks (N,) copied to out (N, block · row), as the stored dtype; the same memory as `out`."""

@@ -30,7 +30,8 @@ def choose(logits: Tensor, how: Seq[Sampling], indices: Seq[int]) -> tuple[list[
     indices: which token of its sequence each will be. A row that wasn't finite gets some token.
     """
     tokens = logits.argmax(-1)
-    good = torch.isfinite(logits).all(-1)
+    # One pass instead of four: a sum is finite only if all its terms are.
+    good = logits.sum(-1, dtype=torch.float32).isfinite()
     drawn = [row for row, s in enumerate(how) if s.temperature > 0]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
