@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -22,6 +22,9 @@ from services.openai_fields import ApiError
 
 JSON = "application/json"
 SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+BEGUN = web.RequestKey("weir.answer", web.StreamResponse)
+CUT = web.RequestKey("weir.cut", bool)
+"""Keys of a request: its answer, once it has begun; and that it could not be finished."""
 HeadersOf = Callable[[], Mapping[str, str]]
 """Called when the first token is there: what is told then, only then is known."""
 
@@ -77,6 +80,7 @@ async def stream(request: web.Request, order: Order, cut: Callable[[], None]) ->
         if not begun:
             raise said from error
         cut()
+        request[CUT] = True
         await begun[0].write(say.failure(said.message, said.code))
         _cut(request)
     return begun[0]
@@ -93,29 +97,25 @@ async def _stream(request: web.Request, order: Order, begun: list[web.StreamResp
         answer = web.StreamResponse(headers={**order.headers(), **SSE_HEADERS})
         await answer.prepare(request)
         begun.append(answer)
+        request[BEGUN] = answer
         events = say.Events(order.ask, order.identity, order.created)
-        await _write(answer, events, order.ask.token_ids, _chain(first, pieces))
+        write, with_ids = answer.write, order.ask.token_ids
+        await write(_event(events, first, with_ids))
+        async for piece in pieces:
+            if event := _event(events, piece, with_ids):
+                await write(event)
         if order.ask.include_usage:
             await answer.write(events.usage(order.usage()))
         await answer.write(say.DONE)
     await answer.write_eof()
 
 
-async def _write(
-    answer: web.StreamResponse, events: say.Events, with_ids: bool, pieces: AsyncIterator[Piece]
-) -> None:
-    write = answer.write
-    async for index, text, finish, token_id in pieces:
-        if with_ids:
-            await write(events.event(index, text, finish, (token_id,)))
-        elif text or finish or not events.begun(index):
-            await write(events.event(index, text, finish))
-
-
-async def _chain(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncIterator[Piece]:
-    yield first
-    async for piece in rest:
-        yield piece
+def _event(events: say.Events, piece: Piece, with_ids: bool) -> bytes:
+    """Of one piece; empty where there is nothing to say yet."""
+    index, text, finish, token_id = piece
+    if with_ids:
+        return events.event(index, text, finish, (token_id,))
+    return events.event(index, text, finish) if text or finish or not events.begun(index) else b""
 
 
 def _cut(request: web.Request) -> None:
