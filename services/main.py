@@ -26,7 +26,7 @@ from services import tenants_file
 from services.admin import admin_app
 from services.assembly import Stack, assemble
 from services.devices.claims import claimed, claims_folder
-from services.devices.door import Binding, Devices, find
+from services.devices.door import MIG, Binding, Devices, find
 from services.devices.here import at_start
 from services.devices.host import CPU
 from services.engine import Engine
@@ -116,6 +116,8 @@ async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
     stop, clock = _Stop(), SystemClock()
     devices, binding = at_start(settings.device, gpu=settings.stack.engine in ON_DEVICES)
+    if settings.stack.engine == "torch" and binding.uuid != CPU:
+        _see(binding)
     engine = Renewable(lambda where: _engine(settings.stack, where, clock), binding)
     instance = Instance(settings.identity, engine, Lifecycle())
     async with contextlib.AsyncExitStack() as stack:
@@ -157,6 +159,13 @@ def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
     if device:
         stack = replace(stack, options={"device": device, **stack.options})
     return assemble(stack, clock, random.Random())  # noqa: S311 (jitter, no secret)
+
+
+def _see(binding: Binding) -> None:
+    """Before CUDA looks: devices by the numbers that NVML gives them; for a slice's holder, the slice alone."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    if binding.uuid.startswith(MIG):
+        os.environ.update(binding.environment)
 
 
 def _share(settings: Settings, devices: Devices, binding: Binding) -> contextlib.AbstractContextManager[None]:
@@ -266,7 +275,7 @@ def _pool(
             options=settings.stack.options,
             model_folder=_model_folder(settings.stack),
             snapshot_file=file,
-            settings=PoolSettings(drain=drain),
+            settings=PoolSettings(drain=drain, slices=settings.stack.engine == "vllm"),
         )
     )
 

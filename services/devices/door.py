@@ -8,11 +8,14 @@ blocking calls of milliseconds; from a loop, call it in a thread. A device that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from regions.cli.errors import UsageError
+
+MIG = "MIG-"
+"""How the UUID of a slice begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +126,23 @@ def places(devices: Iterable[Device]) -> tuple[Device, ...]:
 def unknown(uuid: str, devices: Iterable[Device]) -> UsageError:
     known = ", ".join(device.uuid for device in places(devices)) or "none"
     return UsageError(f"device {uuid!r}", "unknown on this host", f"known: {known} (weir device list)")
+
+
+def visible(devices: Iterable[Device], allowed: str | None) -> tuple[Device, ...]:
+    """The devices that CUDA_VISIBLE_DEVICES leaves, in its order: the n-th is cuda:n in this process.
+
+    allowed: None for no limit; else numbers (in PCI order) or (beginnings of) UUIDs, of slices too. As CUDA
+    does it, the first that names none ends the list.
+    """
+    seen = tuple(devices)
+    if allowed is None:
+        return seen
+    found: list[Device] = []
+    for word in (part.strip() for part in allowed.split(",")):
+        match = [d for d in seen if word and (word == str(d.index) or d.uuid.startswith(word))]
+        parts = [(d, s) for d in seen for s in d.slices if word and s.uuid.startswith(word)]
+        match = match or [replace(d, slices=(s,)) for d, s in parts]
+        if len(match) != 1 or match[0] in found:
+            break
+        found += match
+    return tuple(found)

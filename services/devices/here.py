@@ -5,6 +5,8 @@ Law: chooses; does nothing else.
 
 from __future__ import annotations
 
+import os
+
 from services.devices.door import Binding, Devices, places
 from services.devices.host import CPU, HostDevices
 from services.devices.nvml import NoGpu, NvmlDevices
@@ -18,7 +20,7 @@ def devices(want: str = "") -> Devices:
     if want == "cpu":
         return HostDevices()
     try:
-        return NvmlDevices()
+        return NvmlDevices(allowed=os.environ.get("CUDA_VISIBLE_DEVICES"))
     except (NoGpu, ModuleNotFoundError) as error:
         if want == "gpu":
             why = error.why if isinstance(error, NoGpu) else "nvidia-ml-py is not installed"
@@ -38,5 +40,8 @@ def at_start(want: str, *, gpu: bool) -> tuple[Devices, Binding]:
     found = devices("gpu" if want else "")
     if want:
         return found, found.bind(want)
+    if not found.list():
+        host = HostDevices()
+        return host, host.bind(CPU)
     roomy = max(places(found.list()), key=lambda d: (d.memory_free, -d.index))
     return found, found.bind(roomy.uuid)

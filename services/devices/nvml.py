@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from regions.cli.errors import WeirError
-from services.devices.door import Binding, Device, DeviceProcess, Slice, find, places, unknown
+from services.devices.door import MIG, Binding, Device, DeviceProcess, Slice, find, places, unknown, visible
 from services.faults import DeviceLost
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 3, 4, 6, 9, 12
@@ -60,18 +60,20 @@ class _Calls:
 
 
 class NvmlDevices:
-    """Devices. Raises NoGpu when made where there is none."""
+    """Devices. Raises NoGpu when made where there is none. allowed: CUDA_VISIBLE_DEVICES of this process,
+    which NVML itself doesn't heed."""
 
     kind = "nvml"
 
-    def __init__(self, nvml: Any = None) -> None:
+    def __init__(self, nvml: Any = None, allowed: str | None = None) -> None:
+        self._allowed = allowed
         self._call = _Calls(nvml if nvml is not None else import_module("pynvml"))
         self._call.must("nvmlInit")
         self._open = True
 
     def list(self) -> tuple[Device, ...]:
         """GPUs in the driver's order. One that is lost is left out: the others serve on."""
-        return self._each(self._device)
+        return visible(self._each(self._device), self._allowed)
 
     def bind(self, uuid: str) -> Binding:
         """CUDA_VISIBLE_DEVICES takes UUIDs of GPUs and of MIG slices alike."""
@@ -85,8 +87,12 @@ class NvmlDevices:
             raise unknown(uuid, places(seen))
         environment = {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         # A process may use one MIG slice at most, and sees it as its only device.
-        torch = "cuda:0" if uuid.startswith("MIG-") else f"cuda:{device.index}"
+        torch = "cuda:0" if uuid.startswith(MIG) else f"cuda:{self._number(seen, device)}"
         return Binding(uuid, torch, MappingProxyType(environment))
+
+    def _number(self, seen: tuple[Device, ...], device: Device) -> int:
+        """Among those that this process may use; a lost one keeps its number."""
+        return device.index if self._allowed is None else seen.index(device)
 
     def close(self) -> None:
         if self._open:

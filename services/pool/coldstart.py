@@ -13,7 +13,7 @@ from regions.cli.errors import WeirError
 from services.devices.door import Binding, places
 from services.faults import DeviceLost, EngineFault, WakeFailed
 from services.lifecycle import State
-from services.pool.place import NoRoom, choose
+from services.pool.place import NoRoom, choose, reachable
 from services.pool.standing import Standing
 from services.pool.steps import Stopwatch, Trouble
 from services.pool.verify import ask, garbage
@@ -93,7 +93,8 @@ class ColdStart:
         if devices is None or not lost.uuid:
             self._s.life.die(why)
             raise Trouble("device_lost", why)
-        seen = [d for d in places(await asyncio.to_thread(devices.list)) if d.uuid != lost.uuid]
+        every = places(await asyncio.to_thread(devices.list))
+        seen = [d for d in reachable(lost.uuid, every, slices=self._p.settings.slices) if d.uuid != lost.uuid]
         try:
             choice = choose(lost.uuid, seen, self._memory.need, self._p.settings.busy)
             return devices.bind(choice.device)

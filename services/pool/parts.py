@@ -45,7 +45,8 @@ class PoolSettings:
     the engine sleeps. wake_limit_s: longest wake. start_limit_s: longest cold start. ask_limit_s: longest
     answer to the fixed prompt. close_limit_s: longest goodbye of an engine that is replaced. cold_tries:
     cold starts before it stays quarantined. given_back: least share of memory. busy: load of a device over
-    which a sleeper wakes elsewhere."""
+    which a sleeper wakes elsewhere. slices: the engine is a child process, which may go to another MIG slice.
+    """
 
     drain: Drain = field(default_factory=Drain)
     wake_limit_s: float = 60.0
@@ -55,6 +56,7 @@ class PoolSettings:
     cold_tries: int = 2
     given_back: float = GIVEN_BACK
     busy: float = BUSY
+    slices: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.devices.door import Device
+from services.devices.door import MIG, Device
 
 BUSY = 0.85
 RESERVE = 0.02
@@ -36,6 +36,14 @@ def room(device: Device) -> int:
 def fits(device: Device, need: int) -> bool:
     """One that needs nothing fits even where nothing is left."""
     return need <= 0 or need <= room(device)
+
+
+def reachable(own: str, seen: Iterable[Device], *, slices: bool) -> tuple[Device, ...]:
+    """Where an engine may go. slices: into and out of a MIG slice too; a process that holds a slice itself
+    sees that one alone, for ever, and one that doesn't sees none."""
+    return tuple(
+        d for d in seen if slices or d.uuid == own or not (d.uuid.startswith(MIG) or own.startswith(MIG))
+    )
 
 
 def choose(own: str, places: Iterable[Device], need: int, busy: float = BUSY) -> Choice:

@@ -13,7 +13,7 @@ from services.devices.door import Binding, find, places
 from services.faults import DeviceLost, WakeFailed
 from services.lifecycle import State
 from services.pool.coldstart import BROKEN, ColdStart
-from services.pool.place import NoRoom, choose
+from services.pool.place import NoRoom, choose, reachable
 from services.pool.standing import Standing
 from services.pool.steps import Stopwatch, Trouble
 from services.pool.verify import ask, garbage
@@ -66,7 +66,8 @@ class Waking:
         if devices is None or not (own or wanted):
             notes.append("no device of its own")
             return None
-        seen = places(await asyncio.to_thread(devices.list))
+        every = places(await asyncio.to_thread(devices.list))
+        seen = reachable(own, every, slices=self._p.settings.slices)
         if wanted is not None:
             # Whoever names a device wants that one: only its memory is looked at.
             target = find(seen, wanted.uuid)

@@ -93,7 +93,7 @@ def test_no_library_or_no_driver_is_no_gpu_and_no_crash(code: int, monkeypatch: 
     nvml.fail[("nvmlInit", "")] = code
     with pytest.raises(NoGpu, match="NVML"):
         NvmlDevices(nvml)
-    monkeypatch.setattr(here, "NvmlDevices", lambda: NvmlDevices(nvml))
+    monkeypatch.setattr(here, "NvmlDevices", lambda **_: NvmlDevices(nvml))
     assert here.devices().kind == "host"
     with pytest.raises(NoGpu):
         here.devices("gpu")
@@ -101,13 +101,45 @@ def test_no_library_or_no_driver_is_no_gpu_and_no_crash(code: int, monkeypatch: 
 
 def test_the_roomiest_gpu_is_where_an_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = RecordedNvml(h200(1, used=90 * GIB), h200(2), h200(3))
-    monkeypatch.setattr(here, "NvmlDevices", lambda: NvmlDevices(nvml))
+    monkeypatch.setattr(here, "NvmlDevices", lambda **how: NvmlDevices(nvml, **how))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert here.at_start("", gpu=True)[1].torch == "cuda:1"
     assert here.at_start("", gpu=False)[1].uuid == "cpu"
     assert here.at_start("cpu", gpu=True)[1].uuid == "cpu"
     assert here.at_start(h200(3).uuid, gpu=True)[1].uuid == h200(3).uuid
     with pytest.raises(UsageError):
         here.at_start("GPU-x", gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "numbers"),
+    [
+        (None, [1, 2, 3]),
+        ("2,0", [3, 1]),
+        (h200(2).uuid, [2]),
+        ("GPU-5d6f0c1e", []),  # names more than one
+        ("1,7,2", [2]),
+        ("1,1", [2]),
+        ("", []),
+        ("-1", []),
+        (" 1 , 2", [2, 3]),
+    ],
+)
+def test_what_this_process_may_not_see_is_not_there(
+    allowed: str | None, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = NvmlDevices(RecordedNvml(h200(1), h200(2), h200(3)), allowed=allowed)
+    assert [d.uuid for d in found.list()] == [h200(n).uuid for n in numbers]
+    for number, device in enumerate(found.list()):
+        assert found.bind(device.uuid).torch == f"cuda:{number}"
+    if not numbers:
+        monkeypatch.setattr(here, "NvmlDevices", lambda **_: found)
+        assert here.at_start("", gpu=True)[1].uuid == "cpu"
+
+
+def test_who_may_see_one_slice_sees_no_other() -> None:
+    found = NvmlDevices(RecordedNvml(h200(1), cut(3)), allowed="MIG-3-b")
+    assert [d.uuid for d in places(found.list())] == ["MIG-3-b"]
 
 
 @pytest.mark.parametrize("code", [15, 16, 999])

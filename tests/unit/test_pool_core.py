@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from services.devices.door import Device
 from services.pool.lru import MOST_ASLEEP, Sleeper, to_cool
-from services.pool.place import BUSY, NoRoom, choose, fits
+from services.pool.place import BUSY, NoRoom, choose, fits, reachable
 from services.pool.plan import Member, find, members, share, sleepers, why_keep
 from services.pool.snapshot import (
     MAX_BYTES,
@@ -109,6 +109,19 @@ def test_a_lost_device_is_left_even_for_a_busy_one() -> None:
     assert (choice.device, choice.moved) == ("GPU-1", True)
     with pytest.raises(NoRoom, match="GPU-7 is gone"):
         choose("GPU-7", [], GIB)
+
+
+@pytest.mark.parametrize(
+    ("own", "slices", "seen"),
+    [
+        ("GPU-0", False, ["GPU-0", "GPU-1"]),
+        ("MIG-a", False, ["MIG-a"]),
+        ("MIG-a", True, ["GPU-0", "GPU-1", "MIG-a", "MIG-b"]),
+    ],
+)
+def test_a_process_that_holds_a_slice_stays_on_it(own: str, slices: bool, seen: list[str]) -> None:
+    every = [replace(card(0, 0.1), uuid=u) for u in ("GPU-0", "GPU-1", "MIG-a", "MIG-b")]
+    assert [d.uuid for d in reachable(own, every, slices=slices)] == seen
 
 
 def row(id_: str, lifecycle: str = "ready", stage: str = "stable", **meta: str) -> dict[str, Any]:
