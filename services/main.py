@@ -162,7 +162,7 @@ def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
 
 
 def _see(binding: Binding) -> None:
-    """Before CUDA looks: devices by the numbers that NVML gives them; for a slice's holder, the slice alone."""
+    """Before CUDA looks: devices by the numbers that NVML gives them; a slice's holder sees it alone."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if binding.uuid.startswith(MIG):
         os.environ.update(binding.environment)
