@@ -1,7 +1,7 @@
-"""The batch scheduler: what it can do by itself, what it costs a lone request, what it makes of a full engine.
+"""The batch scheduler: what it can do by itself, what it costs a lone request, what a full engine makes.
 
-Law: figures, no asserts. Peers are measured in the same run, in turns: a bare asyncio batcher, the timer of the
-event loop, the engine without a scheduler, and static batching, all written here. About half a minute.
+Law: figures, no asserts. Peers are measured in the same run, in turns: a bare asyncio batcher, the timer of
+the event loop, the engine without a scheduler, and static batching, all written here. About half a minute.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def run() -> Iterator[dict[str, Any]]:
     peer = "a bare asyncio batcher: one future a request, no order, no limits"
     yield _row("core alone, static engine", static, "requests/s", peer, bare, ">= 100000 requests/s")
     yield _row("core alone, continuous engine", core, "requests/s", peer, bare, ">= 100000 requests/s")
-    yield _row(
-        f"Scheduled around an engine that costs nothing, {CLIENTS} clients", shell, "requests/s", peer, bare
-    )
+    yield _row(f"Scheduled, an engine that costs nothing, {CLIENTS} clients", shell, "requests/s", peer, bare)
     yield from asyncio.run(_lateness())
     yield from asyncio.run(_lone())
     yield from asyncio.run(_saturation())
@@ -113,9 +111,6 @@ class _Free:
     def __init__(self, facts: EngineFacts) -> None:
         self._facts = facts
         self.begun: list[float] = []
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
 
     async def start(self) -> None: ...
 
