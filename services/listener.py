@@ -7,12 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 BACKLOG = 1024
 GRACE_S = 0.1
 """What is left when a listener stops has had its drain: it is cut."""
+
+
+class _OneLine(logging.Filter):
+    """Nonsense from a client in one line, without a part of it: aiohttp logs a traceback that quotes what it
+    could not read, and that may be somebody's key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.exc_info = record.exc_text = None
+            record.msg, record.args = f"{record.getMessage()}: no HTTP ({type(error).__name__})", ()
+        return True
+
+
+_ONE_LINE = _OneLine()
 
 
 class Listener:
@@ -26,6 +44,7 @@ class Listener:
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
+        logging.getLogger("aiohttp.server").addFilter(_ONE_LINE)
         # A client that goes away cancels its handler, and with it the sequence it no longer wants.
         self._runner = web.AppRunner(
             self._app, access_log=None, handler_cancellation=True, shutdown_timeout=GRACE_S

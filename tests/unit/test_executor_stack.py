@@ -1,0 +1,170 @@
+"""The whole stack behind the server (scheduler, sim engine): faults as they really come, clients that leave,
+clocks that jump, and that everything is free again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import struct
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mesh.clock import SystemClock
+from services.batching.model import BatchingSettings
+from services.batching.scheduled import Scheduled
+from services.engines.sim import SimEngine
+from services.instance import Instance
+from services.listener import Listener
+from services.server import Edge, Server
+from services.sim_cost import SimOptions
+from tests.unit.executor import TEXT, TEXT_PATH, WHO, Running, served
+
+FAST = {"step_ms": 0.5, "seq_ms": 0.0, "prefill_ms_per_token": 0.0}
+LONG = TEXT | {"max_tokens": 4000}
+
+
+def stack(how: BatchingSettings | None = None, **options: Any) -> Scheduled:
+    return Scheduled(SimEngine(SimOptions(**{**FAST, **options})), how or BatchingSettings(retries=0))
+
+
+def empty(it: Running) -> bool:
+    stats = it.instance.engine.stats()
+    return (stats.running, stats.waiting, stats.kv_used, it.instance.in_flight) == (0, 0, 0.0, 0)
+
+
+ILL = {
+    "nan": ({"nan_after": 3}, "bad_logits"),
+    "oom": ({"oom_at_step": 3}, "out_of_memory"),
+    "hang": ({"hang_after": 3}, "engine_hung"),
+    "death": ({"die_after": 3}, "engine_dead"),
+    "device lost": ({"lost_at_step": 3}, "device_lost"),
+}
+
+
+@pytest.mark.parametrize("name", ILL)
+def test_an_engine_that_fails_in_the_middle_cuts_its_streams_and_holds_nothing(name: str) -> None:
+    options, code = ILL[name]
+
+    async def test(it: Running) -> None:
+        bodies = await asyncio.gather(*(it.cut(TEXT_PATH, LONG | {"seed": n}) for n in range(4)))
+        assert [events[-1]["error"]["code"] for events in bodies] == [code] * 4
+        assert {len(events) for events in bodies} == {4}, "three tokens and the error"
+        await it.until(lambda: empty(it))
+        lost = name in ("death", "device lost")
+        assert await it.status("/health") == (503 if lost else 200)
+        if name == "oom":
+            assert (await it.post(TEXT_PATH, TEXT))[0] == 200, "it goes on"
+
+    served(test, engine=stack(BatchingSettings(retries=0, idle_s=0.2), **options))
+
+
+@pytest.mark.parametrize("name", ["nan", "oom", "death"])
+def test_before_the_first_token_it_is_a_503(name: str) -> None:
+    options = dict.fromkeys(ILL[name][0], 0)
+
+    async def test(it: Running) -> None:
+        status, said = await it.post(TEXT_PATH, LONG | {"stream": True})
+        assert (status, said["error"]["code"]) == (503, ILL[name][1])
+        await it.until(lambda: empty(it))
+
+    served(test, engine=stack(**options))
+
+
+def test_a_full_queue_is_a_429_that_says_why_and_when() -> None:
+    async def test(it: Running) -> None:
+        work = [asyncio.create_task(it.read(TEXT_PATH, LONG)) for _ in range(3)]
+        await it.until(lambda: it.instance.engine.stats().waiting == 2)
+        status, said = await it.post(TEXT_PATH, TEXT)
+        assert (status, said["error"]["code"]) == (429, "queue_full")
+        assert float(it.last["retry-after-ms"]) > 0
+        assert it.sample("weir_batching_refusals_total", code="queue_full") == 1
+        for task in work:
+            task.cancel()
+        await it.until(lambda: empty(it))
+
+    served(test, engine=stack(BatchingSettings(queue_limit=2), slots=1))
+
+
+def test_a_deadline_passes_in_the_queue() -> None:
+    async def test(it: Running) -> None:
+        work = asyncio.create_task(it.read(TEXT_PATH, LONG))
+        await it.until(lambda: it.instance.engine.stats().running == 1)
+        status, said = await it.post(TEXT_PATH, TEXT, {"x-weir-deadline-ms": "50"})
+        assert (status, said["error"]["code"]) == (504, "deadline_passed")
+        assert it.instance.engine.stats().waiting == 0
+        work.cancel()
+        await it.until(lambda: empty(it))
+
+    served(test, engine=stack(slots=1))
+
+
+def _reset(it: Running, body: dict[str, Any], read: int) -> None:
+    """A client that asks, reads so many bytes and resets its connection."""
+    host, _, port = it.base.removeprefix("http://").partition(":")
+    raw = json.dumps(body).encode()
+    with socket.create_connection((host, int(port))) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        line.sendall(
+            b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (TEXT_PATH.encode(), len(raw))
+        )
+        line.sendall(raw)
+        while read > 0:
+            read -= len(line.recv(read))
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_clients_that_vanish_leave_nothing_and_no_traceback(n: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(it: Running) -> None:
+        body = LONG | {"stream": True, "n": n}
+        await asyncio.gather(*(asyncio.to_thread(_reset, it, body, 500) for _ in range(6)))
+        await it.until(lambda: empty(it))
+        assert it.sample("weir_executor_requests_total", code="499") == 6
+        assert it.sample("vllm:request_success_total", finished_reason="abort") == 6 * n
+        assert (await it.post(TEXT_PATH, TEXT))[0] == 200
+
+    with caplog.at_level(logging.WARNING):
+        served(test, engine=stack())
+    assert not caplog.records
+
+
+class Jumping(SystemClock):
+    """Wall time that somebody sets back by a day and forth by a year; monotonic time goes on."""
+
+    def __init__(self) -> None:
+        self.off = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.off
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 31_536_000.0])
+def test_a_wall_clock_that_jumps_changes_nothing_but_what_it_says(jump_s: float) -> None:
+    async def main() -> None:
+        clock = Jumping()
+        engine = Scheduled(SimEngine(SimOptions(**FAST), clock=clock), BatchingSettings(), clock)
+        await engine.start()
+        instance = Instance(WHO, engine)
+        listener = Listener(Server(instance, clock, edge=Edge(chance=Random(1))).app(), "127.0.0.1", 0)
+        await listener.start()
+        try:
+            async with aiohttp.ClientSession() as http:
+                it = Running(instance, http, f"http://127.0.0.1:{listener.port}")
+                soon = {"x-weir-deadline-ms": "5000"}
+                _, before = await it.post(TEXT_PATH, TEXT, soon)
+                stream = asyncio.create_task(it.stream(TEXT_PATH, TEXT | {"max_tokens": 200}, soon))
+                await it.until(lambda: engine.stats().running == 1)
+                clock.off = jump_s
+                assert (await stream)[-1] == "[DONE]"
+                _, after = await it.post(TEXT_PATH, TEXT, soon)
+                assert after["created"] - before["created"] == pytest.approx(jump_s, abs=60)
+                assert 0 <= it.sample("vllm:e2e_request_latency_seconds_sum") < 60
+        finally:
+            await listener.stop()
+            await engine.close()
+
+    asyncio.run(main())
