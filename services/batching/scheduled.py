@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -23,6 +24,8 @@ from services.batching.model import BatchingCounts, BatchingSettings, Late, Phas
 from services.batching.sampler import Governor
 from services.engine import Engine, EngineFacts, EngineStats, GenerateRequest, Token
 from services.faults import DeadlinePassed, EngineDied, EngineFault, EngineHung, Refused
+
+log = logging.getLogger("weir.batching")
 
 NOT_RETRIED = (Refused, EngineDied, DeadlinePassed, EngineHung)
 """Another try would be refused again, die again, or come later than anybody waits: a hang took its time."""
@@ -213,7 +216,10 @@ class Scheduled:
         now = self._clock.monotonic()
         for job, late in core.due(now):
             job.interrupt(self._fault(job, late), partial(self._leave, core, job))
+        before = core.batch
         self._governor.look(now)
+        if core.batch != before:
+            log.warning("throughput: batches of %d instead of %d from now on", core.batch, before)
         self._pump(core, now)
 
     def _fault(self, job: Job, late: Late) -> EngineFault:
