@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.world import files
+from services.engine import EngineFacts
 from services.pool.describe import model_parts
 from services.pool.parts import Parts
 from services.pool.snapshot import ModelParts, Snapshot, SnapshotRefused, decode, encode
@@ -55,7 +56,7 @@ class Memory:
         assert self.answer is not None
         snapshot = Snapshot(
             identity=asdict(self._p.instance.identity),
-            facts=facts(self._p),
+            facts=jsonable(self._p.engine.facts()),
             options={n: v for n, v in self._p.options.items() if not SECRET.search(n)},
             device=self._p.engine.binding.uuid,
             level=level,
@@ -72,10 +73,9 @@ class Memory:
         return len(self.raw)
 
 
-def facts(parts: Parts) -> dict[str, Any]:
-    """Facts of the engine as JSON has them."""
-    body = asdict(parts.engine.facts())
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in body.items()}
+def jsonable(facts: EngineFacts) -> dict[str, Any]:
+    """Facts of an engine as JSON has them."""
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(facts).items()}
 
 
 def load(path: Path) -> Snapshot:

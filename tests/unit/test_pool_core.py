@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.devices.door import Device
+from services.engine import EngineFacts
 from services.pool.lru import MOST_ASLEEP, Sleeper, to_cool
+from services.pool.memory import jsonable
 from services.pool.place import BUSY, NoRoom, choose, fits, reachable
 from services.pool.plan import Member, find, members, share, sleepers, why_keep
 from services.pool.snapshot import (
@@ -27,7 +29,7 @@ from services.pool.snapshot import (
     encode,
     foreign,
 )  # fmt: skip
-from services.pool.verify import Answer, garbage, kept_back
+from services.pool.verify import FIXED_PROMPT, Answer, garbage, kept_back
 
 SLEEPERS = st.lists(
     st.builds(Sleeper, st.uuids().map(str), st.sampled_from(["cpu", "GPU-0", "GPU-1"]), st.integers(0, 50)),
@@ -325,3 +327,34 @@ def test_memory_that_was_kept_back_is_told() -> None:
     assert "only 0 of" in kept_back(20 * GIB, 20 * GIB)
     assert "30%" in kept_back(20 * GIB, 14 * GIB), "vllm#32714: 6 GB instead of 20"
     assert kept_back(0, 0) == "", "an engine that holds none"
+
+
+def test_the_snapshot_of_smollm2_is_within_12_and_45_kb() -> None:
+    """From its shapes alone, as its safetensors header has them: the weights need not be here."""
+    layer = {
+        "input_layernorm": [576], "mlp.down_proj": [576, 1536], "mlp.gate_proj": [1536, 576],
+        "mlp.up_proj": [1536, 576], "post_attention_layernorm": [576], "self_attn.k_proj": [192, 576],
+        "self_attn.o_proj": [576, 576], "self_attn.q_proj": [576, 576], "self_attn.v_proj": [192, 576],
+    }  # fmt: skip
+    names = {"model.embed_tokens.weight": [49152, 576], "model.norm.weight": [576]}
+    names |= {f"model.layers.{n}.{part}.weight": shape for n in range(30) for part, shape in layer.items()}
+    table, end = [], 0
+    for name, shape in sorted(names.items()):
+        size = 2
+        for side in shape:
+            size *= side
+        table.append((name, "BF16", shape, "model.safetensors", end, end + size))
+        end += size
+    assert end == 269_030_016, "bytes of the model's safetensors file after its header"
+    files = tuple(ModelFile(n, end, "sha256:" + "0" * 64) for n in ("model.safetensors", "tokenizer.json"))
+    snapshot = Snapshot(
+        identity={"instance": "chat-stable-0"},
+        facts=jsonable(EngineFacts("torch", "smollm2-135m-instruct")),
+        options={},
+        device="cpu",
+        level=1,
+        prompt=FIXED_PROMPT,
+        answer=Answer((314, 253, 1165), " is a small"),
+        model=ModelParts("/models/smollm2-135m-instruct", {}, files, tuple(table)),
+    )
+    assert 12 * 1024 <= len(encode(snapshot)) <= 45 * 1024

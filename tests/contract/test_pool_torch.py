@@ -1,0 +1,125 @@
+"""The pool over the torch engine: a hundred cycles of a tiny model leak nothing; garbage; its snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mesh.clock import SystemClock
+from services.engine import Engine, GenerateRequest
+from services.engines import make_engine
+from services.instance import Identity, Instance
+from services.lifecycle import Lifecycle, State
+from services.pool.hotstart import HotPool
+from services.pool.parts import Parts, PoolSettings
+from services.pool.renewable import Renewable
+from services.pool.snapshot import MAX_BYTES, decode
+from services.registration import Drain
+
+pytestmark = pytest.mark.torch
+WHO = Identity("chat", "chat-stable-0", "us-east-1", "z1", "stable", "7", "tiny")
+CYCLES, WARM = 100, 20
+OPTIONS = {"threads": "1", "kv_tokens": "512", "dtype": "float32", "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.llama_models import build
+
+    return build(tmp_path_factory.mktemp("models") / "tiny")
+
+
+async def started(model: Path, file: Path) -> HotPool:
+    engine = Renewable(lambda _: make_engine("torch", OPTIONS, str(model)))
+    instance = Instance(WHO, engine, Lifecycle())
+    settings = PoolSettings(drain=Drain(5.0, 0.0))
+    pool = HotPool(
+        Parts(instance, engine, SystemClock(), model_folder=model, snapshot_file=file, settings=settings)
+    )
+    await engine.start()
+    instance.lifecycle.to(State.RUNNING)
+    return pool
+
+
+async def tokens(engine: Engine) -> list[int]:
+    return [t.token_id async for t in engine.generate(GenerateRequest("r", "how deep", 8))]
+
+
+def held() -> tuple[int, int, int, int]:
+    """(resident bytes, open files, tasks, threads)."""
+    gc.collect()
+    me = psutil.Process()
+    return me.memory_info().rss, me.num_fds(), len(asyncio.all_tasks()), me.num_threads()
+
+
+def test_a_hundred_cycles_leak_nothing_and_change_no_token(model: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        pool = await started(model, tmp_path / "s.snapshot")
+        engine = pool.parts.engine
+        before, awake = await tokens(engine), engine.stats().memory_bytes
+        for cycle in range(CYCLES):
+            if cycle == WARM:
+                memory, *rest = held()
+            slept = await pool.sleep(1 + cycle % 2)
+            assert slept.ok, slept
+            assert engine.stats().memory_bytes <= awake // 10
+            woken = await pool.wake()
+            assert woken.ok, woken
+            assert woken.recovered == ""
+            stats = engine.stats()
+            assert (stats.running, stats.waiting, stats.kv_used, stats.memory_bytes) == (0, 0, 0.0, awake)
+        assert await tokens(engine) == before
+        after, *rest_after = held()
+        assert rest_after == rest
+        assert after - memory < 16 * 2**20, "what 80 cycles leave behind"
+        assert engine.renewals == 0
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_weights_that_came_back_wrong_are_caught_and_started_cold(model: Path, tmp_path: Path) -> None:
+    """The engine's own check is put out of action: the pool's fixed prompt is the last line."""
+
+    async def main() -> None:
+        pool = await started(model, tmp_path / "s.snapshot")
+        engine = pool.parts.engine
+        before = await tokens(engine)
+        assert (await pool.sleep()).ok
+        inner = engine.inner
+        real = inner.wake
+
+        async def wakes_broken() -> None:
+            await real()
+            for weight in inner.model.weights.tensors.values():  # type: ignore[attr-defined]
+                weight.mul_(-0.5)
+
+        inner.wake = wakes_broken  # type: ignore[method-assign]
+        woken = await pool.wake()
+        assert woken.ok
+        assert "the fixed prompt got" in woken.recovered
+        assert (await tokens(engine), engine.renewals) == (before, 1)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_the_snapshot_holds_the_map_of_the_weights_and_none_of_them(model: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "s.snapshot"
+        pool = await started(model, file)
+        assert (await pool.sleep()).ok
+        found = decode(file.read_bytes(), str(file))
+        weights = sum(f.size for f in found.model.files if f.name.endswith(".safetensors"))
+        assert len(found.model.tensors) > 20
+        assert file.stat().st_size < min(weights, MAX_BYTES)
+        assert (found.model.kv["layers"], found.model.kv["kv_heads"]) == (3, 2)
+        assert found.facts["kv_tokens"] == 512
+        assert found.held > 10 * found.asleep
+        await pool.parts.engine.close()
+
+    asyncio.run(main())
