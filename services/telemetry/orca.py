@@ -20,7 +20,8 @@ SAMPLE_S = 0.5
 """CPU time and rates are read at most so often; an answer costs nothing but the writing."""
 WINDOW_S = 10.0
 """Rates are of the last so many seconds."""
-_MOST = 1e12
+_MOST, _LEAST = 1e12, 0.001
+"""Envoy 1.40 refuses a report of no load at all ("QPS must be positive"), and logs an error for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,9 @@ def report(facts: EngineFacts, stats: EngineStats, in_flight: int, rates: Rates)
     """The header's value."""
     values: Mapping[str, float] = {
         "cpu_utilization": rates.cpu,
-        "application_utilization": utilization(facts, stats, in_flight),
-        "rps_fractional": rates.answers,
+        "application_utilization": max(_LEAST, utilization(facts, stats, in_flight)),
+        # The answer that carries this is one more.
+        "rps_fractional": max(rates.answers, 0.0) + 1 / WINDOW_S,
         "eps": rates.errors,
         f"{NAMED}requests_in_flight": in_flight,
         f"{NAMED}queue": stats.waiting,

@@ -43,6 +43,8 @@ def test_whatever_an_engine_says_envoy_can_read_the_report(**said: Any) -> None:
     found = envoy(
         report(EngineFacts("x", sequences=4), stats, said["flight"], Rates(said["cpu"], said["rps"]))
     )
+    assert found["application_utilization"] > 0
+    assert found.get("rps_fractional", 1.0) > 0, "a rate that is no number is left out"
     assert found["named_metrics.queue"] == pytest.approx(said["waiting"], rel=1e-3)
 
 
