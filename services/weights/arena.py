@@ -63,11 +63,13 @@ class _Arena:
 
 
 class HostArena(_Arena):
-    """Anonymous memory, zeros at first and after every `release`; costs nothing until written."""
+    """Anonymous memory, zeros at first and after every `release`; costs nothing until written.
 
-    def __init__(self, nbytes: int) -> None:
-        size = pages.up(max(1, nbytes))
-        super().__init__(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), nbytes)
+    dense: all of it will be written, so that large pages are no waste.
+    """
+
+    def __init__(self, nbytes: int, *, dense: bool = False) -> None:
+        super().__init__(pages.anonymous(nbytes, dense=dense), nbytes)
 
 
 class FileArena(_Arena):

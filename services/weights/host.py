@@ -59,7 +59,7 @@ class HostWeights:
         if self._parked is not None:
             self._arena = self._parked.arena
         else:
-            self._arena = HostArena(self._layout.size)
+            self._arena = HostArena(self._layout.size, dense=True)
             self._read(self._arena, progress)
         self._tensors = views(self._arena, self._layout)
 

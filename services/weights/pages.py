@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 
 PAGE = mmap.PAGESIZE
@@ -33,6 +34,16 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 def up(nbytes: int, step: int = PAGE) -> int:
     """The next multiple of `step`."""
     return -(-nbytes // step) * step
+
+
+def anonymous(nbytes: int, *, dense: bool) -> mmap.mmap:
+    """Memory of our own, zeros, in whole pages; `dense`: in large ones where the system has them."""
+    memory = mmap.mmap(-1, up(max(1, nbytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if dense:
+        # Not built into every kernel, and no loss then.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def advise(address: int, nbytes: int, advice: int) -> None:

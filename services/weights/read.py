@@ -7,14 +7,13 @@ are read in one way, the next in another, all others in the faster one, so that 
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.clock import Clock, SystemClock
-from services.weights import faults, sources
+from services.weights import faults, pages, sources
 from services.weights.plan import SECTOR, Span
 from services.weights.sources import Source, Way
 
@@ -93,7 +92,7 @@ class Reader:
         Raises WeightsError naming the shard, and what `check` raises.
         """
         size = max((s.stop - s.start for s in spans), default=0) + 2 * SECTOR
-        buffers = [memoryview(mmap.mmap(-1, size)) for _ in range(self._threads + _SPARE)]
+        buffers = [memoryview(pages.anonymous(size, dense=True)) for _ in range(self._threads + _SPARE)]
         with ThreadPoolExecutor(self._threads, "weir-read") as pool:
             left = list(spans)
             figures = []

@@ -6,13 +6,14 @@ import math
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regions.cli.errors import UsageError
 from services.weights.layout import ALIGN, layout, run_dtype
 from services.weights.plan import BLOCKS, ITEM_BYTES, Fact, aligned, layer_of, plan, spans
 
+LEAN = settings(max_examples=60, deadline=None)
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 dtypes = st.sampled_from(sorted(ITEM_BYTES))
 
@@ -31,6 +32,7 @@ def models(draw: st.DrawFn) -> list[Fact]:
     return facts
 
 
+@LEAN
 @given(models(), st.integers(1, 64), st.integers(8, 3000))
 def test_every_byte_of_every_tensor_is_in_exactly_one_piece(
     facts: list[Fact], blocks: int, piece: int
@@ -49,6 +51,7 @@ def test_every_byte_of_every_tensor_is_in_exactly_one_piece(
     assert not found
 
 
+@LEAN
 @given(models(), st.integers(1, 64), st.integers(8, 3000))
 def test_cuts_are_between_channels_and_never_inside_a_number(
     facts: list[Fact], blocks: int, piece: int
@@ -64,6 +67,7 @@ def test_cuts_are_between_channels_and_never_inside_a_number(
             assert p.stop - p.start <= max(piece, unit)
 
 
+@LEAN
 @given(models(), st.integers(1, 64))
 def test_blocks_follow_the_layers_and_are_of_equal_size(facts: list[Fact], blocks: int) -> None:
     total = sum(f.nbytes for f in facts)
@@ -80,6 +84,7 @@ def test_blocks_follow_the_layers_and_are_of_equal_size(facts: list[Fact], block
     assert done == total
 
 
+@LEAN
 @given(models(), st.integers(8, 3000))
 def test_spans_hold_the_same_pieces_without_holes(facts: list[Fact], longest: int) -> None:
     blocks = plan(facts, 16, longest)
@@ -92,6 +97,7 @@ def test_spans_hold_the_same_pieces_without_holes(facts: list[Fact], longest: in
     assert [span.block for span in reads] == sorted(span.block for span in reads)
 
 
+@LEAN
 @given(st.integers(0, 10**12), st.integers(1, 10**9))
 def test_aligned_ranges_are_the_smallest_that_hold_theirs(start: int, size: int) -> None:
     first, last = aligned(start, start + size)
@@ -127,6 +133,7 @@ def test_layer_of(name: str, layer: int) -> None:
     assert layer_of("lm_head.weight") > layer
 
 
+@LEAN
 @given(models(), st.sampled_from(["F32", "BF16", "F16"]))
 def test_layout_gives_every_tensor_a_place_of_its_own(facts: list[Fact], dtype: str) -> None:
     found = layout(facts, dtype)

@@ -1,0 +1,154 @@
+"""Waking a torch instance on the CPU against starting it cold, and the memory it gives back while asleep.
+
+Law: figures, no asserts. A real `weir executor` process of SmolLM2-135M in fp32 (513 MiB of weights), asked
+over HTTP like by anybody: cold from the start of the process, page cache warm; awake again from the admin
+verb. Memory is what the kernel says of that process.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from services.models.catalog import row as known
+from services.models.prepare import prepare
+
+NAME, MODEL = "wake", "smollm2-135m-instruct"
+CLAIM = 39
+"""1.82 s → 47 ms."""
+COLD_STARTS, CYCLES = 3, 7
+START_LIMIT_S, ANSWER_LIMIT_S = 120.0, 60.0
+PROMPT = "The river rises in the hills, and the weir below the mill holds it back. " * 12
+TEXT = {"model": MODEL, "prompt": "The", "max_tokens": 1}
+
+
+@dataclass(slots=True)
+class Found:
+    """Seconds of every turn; bytes of the last sleep."""
+
+    cold_ready: list[float]
+    cold_answer: list[float]
+    wake_engine: list[float]
+    wake: list[float]
+    wake_answer: list[float]
+    given_back: int = 0
+    held: int = 0
+
+
+def run() -> list[dict[str, Any]]:
+    """Half a minute to a minute; the model is prepared first when it isn't there."""
+    prepare(known(MODEL), lambda line: print(line, file=sys.stderr))
+    found = Found([], [], [], [], [])
+    for number in range(COLD_STARTS):
+        with _instance(found) as instance:
+            if number == COLD_STARTS - 1:
+                _sleep_and_wake(instance, found)
+    return rows(found)
+
+
+class _Instance:
+    """One process and its two ports."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, admin: int) -> None:
+        self.process, self.port, self.admin = process, port, admin
+
+    def post(self, port: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        data = json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers, method="POST")
+        with urllib.request.urlopen(request, timeout=ANSWER_LIMIT_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def wait_ready(self, until: float) -> None:
+        while time.perf_counter() < until:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the executor ended with {self.process.returncode}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=1).close()
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.005)
+        raise RuntimeError(f"not ready within {START_LIMIT_S:g} s")
+
+    def rss(self) -> int:
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+
+@contextmanager
+def _instance(found: Found) -> Iterator[_Instance]:
+    """A cold start, timed to ready and to the first answer."""
+    port, admin = _ports()
+    weir = Path(sys.executable).parent / "weir"
+    where = ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}", "--sidecar", "127.0.0.1:9"]
+    what = ["--engine", "torch", "--model", MODEL, "--option", "device=cpu", "--option", "dtype=fp32"]
+    who = ["--instance", "bench-wake", "--region", "bench"]
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", str(weir), "executor", *who, *where, *what],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        instance = _Instance(process, port, admin)
+        instance.wait_ready(started + START_LIMIT_S)
+        found.cold_ready.append(time.perf_counter() - started)
+        instance.post(port, "/v1/completions", TEXT)
+        found.cold_answer.append(time.perf_counter() - started)
+        yield instance
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _sleep_and_wake(instance: _Instance, found: Found) -> None:
+    # Some of the KV cache is to be in use, or there is nothing of it to give back.
+    instance.post(instance.port, "/v1/completions", TEXT | {"prompt": PROMPT})
+    for _ in range(CYCLES):
+        awake = instance.rss()
+        slept = instance.post(instance.admin, "/sleep", {})
+        found.given_back = awake - instance.rss()
+        found.held = slept["memory"]["held"]
+        started = time.perf_counter()
+        outcome = instance.post(instance.admin, "/wake", {})["outcome"]
+        found.wake.append(time.perf_counter() - started)
+        instance.post(instance.port, "/v1/completions", TEXT)
+        found.wake_answer.append(time.perf_counter() - started)
+        found.wake_engine.append(sum(s["seconds"] for s in outcome["steps"] if s["name"] == "engine wakes"))
+
+
+def _ports() -> tuple[int, int]:
+    """Two that are free now."""
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+def rows(found: Found) -> list[dict[str, Any]]:
+    """Medians. The ratio is cold ÷ awake, as the claim counts it."""
+    ready, answer = statistics.median(found.cold_ready), statistics.median(found.cold_answer)
+    return [
+        _row("cold start to ready", ready, "engine wakes", found.wake_engine, f"ratio >= {CLAIM}"),
+        _row("cold start to ready", ready, "wake by the admin verb, fixed prompt verified", found.wake),
+        _row("cold start to first answer", answer, "wake to first answer", found.wake_answer),
+    ]
+
+
+def _row(metric: str, value: float, peer: str, peers: list[float], goal: str = "") -> dict[str, Any]:
+    peer_value = statistics.median(peers)
+    body = {"bench": NAME, "metric": metric, "value": value, "unit": "s", "goal": goal}
+    return body | {"peer": peer, "peer_value": peer_value}
