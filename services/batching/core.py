@@ -19,7 +19,18 @@ from bisect import bisect_left
 from typing import Generic, TypeVar
 
 from services.batching.admission import Rate, retry_after_s
-from services.batching.model import WAIT_BUCKETS_S, BatchingSettings, Late, Limits, Phase, Ticket
+from services.batching.model import (
+    DELAYED,
+    GONE,
+    NEW,
+    PLACED,
+    QUEUED,
+    WAIT_BUCKETS_S,
+    BatchingSettings,
+    Late,
+    Limits,
+    Ticket,
+)
 from services.batching.order import Alarms, Queue
 from services.faults import Refused
 
@@ -96,15 +107,15 @@ class Core(Generic[T]):
     def finish(self, ticket: T, now: float) -> None:
         """It is over, whatever it was: place and KV are free, the queue forgets it. Fine to call twice."""
         phase = ticket.phase
-        if phase is Phase.GONE or phase is Phase.NEW:
+        if phase is GONE or phase is NEW:
             return
-        ticket.phase = Phase.GONE
+        ticket.phase = GONE
         self._alarms.disarm(ticket)
         self.finished += 1
-        if phase is Phase.PLACED:
+        if phase is PLACED:
             self._free(ticket)
             self._drained.count(now)
-        elif phase is Phase.QUEUED:
+        elif phase is QUEUED:
             self._dequeue(ticket)
             self._queue.forget()
         else:
@@ -112,10 +123,10 @@ class Core(Generic[T]):
 
     def again(self, ticket: T, at: float) -> None:
         """Its place is free; at `at` it is back in the queue, where its arrival puts it."""
-        if ticket.phase is not Phase.PLACED:
+        if ticket.phase is not PLACED:
             raise RuntimeError(f"a ticket in the phase {ticket.phase.name} can't be tried again")
         self._free(ticket)
-        ticket.phase, ticket.retry_at, ticket.stall_at = Phase.DELAYED, at, math.inf
+        ticket.phase, ticket.retry_at, ticket.stall_at = DELAYED, at, math.inf
         self.delayed += 1
         self.retries += 1
         self._alarms.arm(ticket, at)
@@ -127,9 +138,9 @@ class Core(Generic[T]):
             if ticket.deadline <= now:
                 self.deadline_misses += 1
                 late.append((ticket, Late.DEADLINE))
-                if ticket.phase is not Phase.PLACED:
+                if ticket.phase is not PLACED:
                     self.finish(ticket, now)
-            elif ticket.phase is Phase.PLACED and ticket.stall_at <= now:
+            elif ticket.phase is PLACED and ticket.stall_at <= now:
                 self.hangs += 1
                 late.append((ticket, Late.SILENT))
             else:
@@ -145,24 +156,24 @@ class Core(Generic[T]):
 
     def abandon(self, now: float) -> list[T]:
         """All that have no place, in order; they are GONE."""
-        waiting = [*self._queue.all(), *(t for t in self._alarms.all() if t.phase is Phase.DELAYED)]
+        waiting = [*self._queue.all(), *(t for t in self._alarms.all() if t.phase is DELAYED)]
         for ticket in waiting:
             self.finish(ticket, now)
         return waiting
 
     def _rearm(self, ticket: T, now: float) -> None:
-        if ticket.phase is Phase.PLACED:
+        if ticket.phase is PLACED:
             # Polled, since a stall is put off without telling: never later than any limit may end.
             self._alarms.arm(ticket, min(ticket.deadline, ticket.stall_at, now + self._poll_s))
             return
-        if ticket.phase is Phase.DELAYED and ticket.retry_at <= now:
+        if ticket.phase is DELAYED and ticket.retry_at <= now:
             self.delayed -= 1
             ticket.retry_at = math.inf
             self._enqueue(ticket, now)
         self._alarms.arm(ticket, min(ticket.deadline, ticket.retry_at))
 
     def _enqueue(self, ticket: T, now: float) -> None:
-        ticket.phase, ticket.queued_at = Phase.QUEUED, now
+        ticket.phase, ticket.queued_at = QUEUED, now
         self._queue.add(ticket)
         self.queued += 1
         self.by_rank[ticket.rank] += 1
@@ -197,7 +208,7 @@ class Core(Generic[T]):
                 return
             queue.pop()
             self._dequeue(ticket)
-            ticket.phase, ticket.lane = Phase.PLACED, lane
+            ticket.phase, ticket.lane = PLACED, lane
             self._lanes[lane] += 1
             self.running += 1
             self.kv_blocks += ticket.need

@@ -84,6 +84,10 @@ class Phase(Enum):
     GONE = 4
 
 
+NEW, QUEUED, PLACED, DELAYED, GONE = Phase
+"""The same by plain names: `Phase.QUEUED` is a search in a class, and the core asks ten times a request."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One request in the scheduler; times are seconds of the caller's monotonic clock.
@@ -102,7 +106,7 @@ class Ticket:
     queued_at: float = 0.0
     key: float = 0.0
     number: int = 0
-    phase: Phase = Phase.NEW
+    phase: Phase = NEW
     lane: int = 0
     armed: float = math.inf
 

@@ -10,7 +10,7 @@ import math
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from services.batching.model import Phase, Ticket
+from services.batching.model import QUEUED, Ticket
 
 T = TypeVar("T", bound=Ticket)
 SWEEP_FROM = 64
@@ -36,7 +36,7 @@ class Queue(Generic[T]):
         heap = self._heap
         while heap:
             ticket = heap[0][2]
-            if ticket.phase is Phase.QUEUED:
+            if ticket.phase is QUEUED:
                 return ticket
             heappop(heap)
             self._dead -= 1
@@ -50,17 +50,17 @@ class Queue(Generic[T]):
         """One of its tickets has left the phase QUEUED otherwise."""
         self._dead += 1
         if self._dead > SWEEP_FROM and self._dead * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].phase is Phase.QUEUED]
+            self._heap = [entry for entry in self._heap if entry[2].phase is QUEUED]
             heapify(self._heap)
             self._dead = 0
 
     def oldest(self) -> float:
         """When the one that waits longest was queued; math.inf of none."""
         entries = (entry[2] for entry in self._heap)
-        return min((t.queued_at for t in entries if t.phase is Phase.QUEUED), default=math.inf)
+        return min((t.queued_at for t in entries if t.phase is QUEUED), default=math.inf)
 
     def all(self) -> list[T]:
-        return [entry[2] for entry in sorted(self._heap) if entry[2].phase is Phase.QUEUED]
+        return [entry[2] for entry in sorted(self._heap) if entry[2].phase is QUEUED]
 
 
 class Alarms(Generic[T]):

@@ -20,7 +20,7 @@ from services.batching.admission import backoff_s, limits, need
 from services.batching.core import Core
 from services.batching.counts import extra, gather
 from services.batching.job import Job
-from services.batching.model import BatchingCounts, BatchingSettings, Late, Phase
+from services.batching.model import GONE, PLACED, BatchingCounts, BatchingSettings, Late
 from services.batching.sampler import Governor
 from services.engine import Engine, EngineFacts, EngineStats, GenerateRequest, Token
 from services.faults import DeadlinePassed, EngineDied, EngineFault, EngineHung, Refused
@@ -154,7 +154,7 @@ class Scheduled:
             self._refusals[refused.code] += 1
             raise
         self._pump(core, now)
-        if job.phase is not Phase.PLACED:
+        if job.phase is not PLACED:
             job.turn = asyncio.get_running_loop().create_future()
         return job
 
@@ -192,7 +192,7 @@ class Scheduled:
         self._pump(core, now)
 
     def _leave(self, core: Core[Job], job: Job) -> None:
-        if job.phase is not Phase.GONE:
+        if job.phase is not GONE:
             now = self._clock.monotonic()
             core.finish(job, now)
             self._pump(core, now)
