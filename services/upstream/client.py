@@ -30,6 +30,10 @@ LINGER_S = 0.25
 OK = 200
 
 
+class ConnectionLost(EngineFault):
+    """No connection, or it broke: perhaps there is no server any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """engine: name that tokens carry. base_url: without `/v1`. key: empty for none. model: as the server
@@ -111,7 +115,7 @@ class Upstream:
         except BadStream as error:
             raise EngineFault(f"{what}: {error}{_after(answer)}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineFault(f"{what}: {_why(error)}{_after(answer)}") from error
+            raise ConnectionLost(f"{what}: {_why(error)}{_after(answer)}") from error
 
 
 def _after(answer: Answer | None) -> str:
