@@ -1,8 +1,9 @@
-"""The torch engine on this machine's CPU: eight sequences at once against one by one, and against transformers.
+"""The torch engine on this machine's CPU: eight sequences at once against one by one and transformers.
 
 Law: figures, no asserts. Same weights, dtype, threads, prompts and token counts for all; turns in the order
-A B C C B A, best of each, so that whatever else the machine does falls on all. The model is SmolLM2-135M where
-it has been prepared, else random weights of its size. Peer: transformers' own `generate` with its static cache.
+A B C C B A, best of each, so that whatever else the machine does falls on all. The model is SmolLM2-135M
+where it has been prepared, else random weights of its size. Peer: transformers' own `generate` with its
+static cache.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""Torch engines for tests: started, and closed whatever happens.
+
+Law: helpers only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from services.engine import Engine, GenerateRequest, Token
+from services.engines.torch import make
+
+PATIENCE_S = 30.0
+
+
+@asynccontextmanager
+async def started(folder: Path, **options: Any) -> AsyncGenerator[Any, None]:
+    """An engine on the CPU with one thread: tiny models are slower with more."""
+    given = {"device": "cpu", "threads": 1, "kv_tokens": 1024} | options
+    engine = make(str(folder), {name: str(value) for name, value in given.items() if value is not None})
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
+def request(ids: Sequence[int], count: int, **more: Any) -> GenerateRequest:
+    return GenerateRequest("r", "", count, prompt_ids=tuple(ids), **more)
+
+
+async def answer(engine: Engine, asked: GenerateRequest) -> list[Token]:
+    async with aclosing(engine.generate(asked)) as made:
+        return [token async for token in made]
+
+
+async def ids_of(engine: Engine, asked: GenerateRequest) -> list[int]:
+    return [token.token_id for token in await answer(engine, asked)]
+
+
+async def text(engine: Engine, asked: GenerateRequest) -> str:
+    return "".join([token.text for token in await answer(engine, asked)])
+
+
+async def staggered(engine: Engine, asked: Sequence[GenerateRequest], after: int = 2) -> list[list[int]]:
+    """All of them; each begins when the one before has made `after` tokens."""
+    begun = [asyncio.Event() for _ in range(len(asked) + 1)]
+    begun[0].set()
+
+    async def one(index: int) -> list[int]:
+        await begun[index].wait()
+        found = []
+        async for token in engine.generate(asked[index]):
+            found.append(token.token_id)
+            if len(found) >= after:
+                begun[index + 1].set()
+        begun[index + 1].set()
+        return found
+
+    return list(await asyncio.gather(*(one(index) for index in range(len(asked)))))
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Wait for it. Raises TimeoutError after PATIENCE_S."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not what():  # noqa: ASYNC110 — the worker's thread has no event to tell
+            await asyncio.sleep(0.001)
+
+
+def at_zero(engine: Engine) -> bool:
+    """Nothing runs, nothing waits, no KV is held."""
+    stats = engine.stats()
+    return (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0.0)
