@@ -7,7 +7,6 @@ decode steps; through ctypes the lock is free meanwhile.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import errno
 import mmap
@@ -25,6 +24,9 @@ _ENTRY = 8
 _CHUNK = 1 << 20
 _FILL_UNIT = 32 << 20
 _FILL_THREADS = 4
+
+_LOWEST_BIT = bytes(byte & 1 for byte in range(256))
+_HIGHEST_BIT = bytes(byte >> 7 for byte in range(256))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -88,8 +90,7 @@ def cached(address: int, nbytes: int) -> float:
     vector = ctypes.create_string_buffer(count)
     if _libc.mincore(address, up(nbytes), vector) != 0:
         raise OSError(ctypes.get_errno(), f"mincore of {nbytes} bytes")
-    # Only the lowest bit is defined.
-    return sum(1 for byte in vector.raw if byte & 1) / count
+    return vector.raw.translate(_LOWEST_BIT).count(1) / count
 
 
 def resident(address: int, nbytes: int) -> int:
@@ -101,11 +102,10 @@ def resident(address: int, nbytes: int) -> int:
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         pagemap.seek(first * _ENTRY)
         while count > 0:
-            # Signed: bit 63, "present", is the sign.
-            entries = array.array("q")
-            entries.frombytes(pagemap.read(min(_CHUNK, count * _ENTRY)))
+            entries = pagemap.read(min(_CHUNK, count * _ENTRY))
             if not entries:
                 break
-            found += sum(1 for entry in entries if entry < 0)
-            count -= len(entries)
+            # Bit 63 is "present", in the last byte of eight; counted in C, since there may be millions.
+            found += entries[_ENTRY - 1 :: _ENTRY].translate(_HIGHEST_BIT).count(1)
+            count -= len(entries) // _ENTRY
     return found * PAGE
