@@ -63,10 +63,23 @@ class Completions:
         return await self._counted(request, False)
 
     async def models(self, request: web.Request) -> web.Response:
-        model = {"id": self._it.identity.model, "object": "model", "created": 0, "owned_by": "weir"}
-        context = self._it.engine.facts().context or None
-        body = {"object": "list", "data": [{**model, "max_model_len": context}]}
+        body = {"object": "list", "data": [self._model()]}
         return web.json_response(body, headers=self._told(self._caller(request)))
+
+    async def model(self, request: web.Request) -> web.Response:
+        told, wanted = self._told(self._caller(request)), request.match_info["model"]
+        if wanted != self._it.identity.model:
+            return refusal(api.no_such_model(wanted, self._it.identity.model), told)
+        return web.json_response(self._model(), headers=told)
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self._it.identity.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "weir",
+            "max_model_len": self._it.engine.facts().context or None,
+        }
 
     async def _counted(self, request: web.Request, chat: bool) -> web.StreamResponse:
         self._it.enter()

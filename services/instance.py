@@ -83,7 +83,7 @@ class Instance:
             facts=self.engine.facts,
             stats=self.engine.stats,
             why_ill=self.why_ill,
-            asleep=lambda: self._is(State.ASLEEP),
+            state=lambda: self.lifecycle.state,
             upstream=lambda: inside.upstream_metrics(self.engine),
         )
 

@@ -79,12 +79,7 @@ def parse(raw: bytes, *, chat: bool, model: str) -> Ask:
     body = document(raw)
     wanted = typed(body, "model", str, model)
     if wanted != model:
-        raise ApiError(
-            404,
-            f"the model {wanted[:80]!r} does not exist here; there is {model!r}",
-            "model",
-            "model_not_found",
-        )
+        raise no_such_model(wanted, model)
     for name, harmless in _NOT_HERE.items():
         # What would change the answer's form or meaning is refused: a client would misread what it gets.
         if not any(value == body.get(name) and type(value) is type(body.get(name)) for value in harmless):
@@ -111,6 +106,15 @@ def parse(raw: bytes, *, chat: bool, model: str) -> Ask:
     if ask.choices > MAX_CHOICES:
         raise ApiError(400, f"prompt times n: at most {MAX_CHOICES} choices, not {ask.choices}", "n")
     return ask
+
+
+def no_such_model(wanted: str, there_is: str) -> ApiError:
+    return ApiError(
+        404,
+        f"the model {wanted[:80]!r} does not exist here; there is {there_is!r}",
+        "model",
+        "model_not_found",
+    )
 
 
 def _max_tokens(body: dict[str, Any], chat: bool) -> int | None:

@@ -36,6 +36,7 @@ class Server:
         app.router.add_post("/v1/completions", self._completions.text)
         app.router.add_post("/v1/chat/completions", self._completions.chat)
         app.router.add_get("/v1/models", self._completions.models)
+        app.router.add_get("/v1/models/{model:.+}", self._completions.model)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics)

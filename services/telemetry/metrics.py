@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from services.engine import EngineFacts, EngineStats
+from services.lifecycle import State
 from services.telemetry.tally import Series, Tally
 
 log = logging.getLogger("weir.executor")
@@ -24,6 +25,7 @@ _PER_REQUEST = ("model_name", "engine", "region", "stage", "tenant")
 _PER_ENGINE = _PER_REQUEST[:-1]
 _EXTRA = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([a-zA-Z_]\w*)="([^"\\\n]*)"\})?')
 
+_SLEEPS = (State.ASLEEP, State.COLD, State.WAKING)
 _TOLD_ELSEWHERE = ("batching_", "secondary_batching_")
 """services/telemetry/queues.py has these, and more of them."""
 
@@ -60,7 +62,7 @@ class Source:
     facts: Callable[[], EngineFacts]
     stats: Callable[[], EngineStats]
     why_ill: Callable[[], str]
-    asleep: Callable[[], bool]
+    state: Callable[[], State]
     upstream: Callable[[], str]
 
 
@@ -87,7 +89,7 @@ class EngineMetrics(Collector):
         yield _one(preempted, labels, stats.preemptions)
         healthy = GaugeMetricFamily("model_health_status", "1: healthy, 0: broken", labels=_PER_ENGINE)
         yield _one(healthy, labels, float(not it.why_ill()))
-        yield _sleep_state(labels, it.asleep())
+        yield _sleep_state(labels, it.state())
         yield _cache_config(labels, facts)
         yield from _counters(it)
         yield from _histograms(it)
@@ -99,11 +101,13 @@ def _one(family: Metric, labels: tuple[str, ...], value: float) -> Metric:
     return family
 
 
-def _sleep_state(labels: tuple[str, ...], asleep: bool) -> Metric:
-    names = (*_PER_ENGINE, "sleep_state")
-    family = GaugeMetricFamily("vllm:engine_sleep_state", "1 for the state it is in", labels=names)
-    family.add_metric((*labels, "awake"), float(not asleep))
-    family.add_metric((*labels, "asleep"), float(asleep))
+def _sleep_state(labels: tuple[str, ...], state: State) -> Metric:
+    """As vLLM tells it; services/pool/metrics.py tells all states."""
+    family = GaugeMetricFamily(
+        "vllm:engine_sleep_state", "1 for awake or asleep", labels=(*_PER_ENGINE, "sleep_state")
+    )
+    family.add_metric((*labels, "awake"), float(state not in _SLEEPS))
+    family.add_metric((*labels, "asleep"), float(state in _SLEEPS))
     return family
 
 

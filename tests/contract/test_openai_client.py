@@ -75,7 +75,12 @@ def test_stop_strings_and_vllms_extensions(client: Any) -> None:
 
 
 def test_the_models(client: Any) -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == ["echo-1"]
+    assert client.models.retrieve("echo-1").id == "echo-1"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("somebody/else")
 
 
 def test_headers_are_there_for_who_looks(client: Any) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.engine import EngineFacts, EngineStats
+from services.lifecycle import State
 from services.telemetry.metrics import EngineMetrics, Source
 from services.telemetry.tally import REQUEST_S, TOKEN_S, Buckets, Tally, Watch
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
@@ -85,7 +86,7 @@ def families(stats: EngineStats, upstream: str = "", facts: EngineFacts | None =
         facts=lambda: given_facts,
         stats=lambda: stats,
         why_ill=lambda: stats.dead,
-        asleep=lambda: False,
+        state=lambda: State.RUNNING,
         upstream=lambda: upstream,
     )
     registry.register(EngineMetrics(source))
@@ -127,6 +128,17 @@ def test_names_and_labels_are_vllms_and_ours() -> None:
         assert found[f"{name}_bucket"][-1].labels == tenant | {"le": "+Inf"}
     info = found["vllm:cache_config_info"][0].labels
     assert (info["block_size"], info["num_blocks"], info["max_model_len"]) == ("16", "20", "64")
+
+
+def test_sleeping_is_told_as_vllm_tells_it() -> None:
+    async def test(it: Running) -> None:
+        assert it.sample("vllm:engine_sleep_state", sleep_state="awake") == 1
+        await it.instance.sleep()
+        assert it.sample("vllm:engine_sleep_state", sleep_state="awake") == 0
+        assert it.sample("vllm:engine_sleep_state", sleep_state="asleep") == 1
+        assert it.sample("model_health_status") == 1, "asleep is not ill"
+
+    served(test)
 
 
 def test_a_dead_engine_is_not_healthy() -> None:
