@@ -35,8 +35,10 @@ from services.instance import Identity, Instance
 from services.lifecycle import Lifecycle, State
 from services.listener import Listener
 from services.models.store import find as find_model
+from services.pool import metrics as pool_metrics
 from services.pool.hotstart import HotPool
 from services.pool.keeper import Keeper
+from services.pool.medic import Medic
 from services.pool.parts import Herald, Nobody, Parts, PoolSettings
 from services.pool.renewable import Renewable
 from services.registration import LEAVE_S, Drain, Registration, quiet
@@ -134,9 +136,11 @@ async def serve(settings: Settings) -> None:
         instance.lifecycle.to(State.RUNNING)
         pool = _pool(settings, instance, engine, clock, registration, devices)
         stack.push_async_callback(pool.close)
+        pool_metrics.watch(pool, instance.registry)
         if consul is not None:
-            keeper = asyncio.create_task(Keeper(pool, consul, clock).run(), name="keeper")
-            stack.callback(keeper.cancel)
+            for watcher in (Keeper(pool, consul, clock), Medic(pool, clock)):
+                task = asyncio.create_task(watcher.run(), name=type(watcher).__name__)
+                stack.callback(task.cancel)
         edge = Edge(tenants=settings.tenants or tenants_file.load(), tracing=tracing)
         server = Server(instance, clock, debug=settings.debug, edge=edge)
         for listener in _listeners(settings, server, pool, stop):

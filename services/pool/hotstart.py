@@ -9,6 +9,7 @@ doesn't stop it half way.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from services.lifecycle import IllegalChange, State
@@ -19,9 +20,11 @@ from services.pool.standing import Standing
 from services.pool.steps import Outcome, Stopwatch, Trouble
 from services.pool.waking import Waking
 
+log = logging.getLogger("weir.pool")
+
 
 class HotPool:
-    """The verbs. memory: what it remembers asleep. last: what the last verb did."""
+    """The verbs. memory: what it remembers asleep. last: what the last verb did. watchers: told of each."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self._standing = parts, Standing(parts)
@@ -30,6 +33,7 @@ class HotPool:
         self._sleeping = Sleeping(self._standing, self._cold)
         self._waking = Waking(self._standing, self._cold)
         self.last: Outcome | None = None
+        self.watchers: list[Callable[[Outcome], None]] = []
         self._task: asyncio.Task[Outcome] | None = None
 
     async def sleep(self, level: int = 1) -> Outcome:
@@ -73,7 +77,15 @@ class HotPool:
             code, error = trouble.code, str(trouble)
         except IllegalChange as illegal:
             code, error = "wrong_state", str(illegal)
+        except Exception as bug:
+            # Nobody knows how far it came: out of traffic until a cold start is verified.
+            log.exception("%s failed as it should not", verb)
+            code, error = "bug", f"{type(bug).__name__}: {bug}"
+            if self._life.can(State.QUARANTINED):
+                await self._standing.become(State.QUARANTINED, error)
         self.last = watch.outcome(verb, self._life.state, code, error)
+        for told in self.watchers:
+            told(self.last)
         return self.last
 
     async def _cool(self, watch: Stopwatch) -> None:

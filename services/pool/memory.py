@@ -7,6 +7,7 @@ described once; the engine answers the fixed prompt once, the first time it is a
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +17,10 @@ from mesh.world import files
 from services.engine import EngineFacts
 from services.pool.describe import model_parts
 from services.pool.parts import Parts
-from services.pool.snapshot import ModelParts, Snapshot, SnapshotRefused, decode, encode
-from services.pool.verify import FIXED_PROMPT, Answer, ask
+from services.pool.snapshot import ModelParts, Snapshot, SnapshotRefused, decode, encode, foreign
+from services.pool.verify import FIXED_PROMPT, Answer, ask, garbage
+
+log = logging.getLogger("weir.pool")
 
 SECRET = re.compile("key|token$|secret|password", re.IGNORECASE)
 """Names of options that never enter a snapshot: who rebuilds has them from elsewhere."""
@@ -34,11 +37,28 @@ class Memory:
         self.held = self.asleep = 0
         self.raw = b""
 
-    async def learn(self) -> Answer:
-        """The answer that counts from now on. Raises what the engine raises."""
-        if self.answer is None:
-            self.answer = await ask(self._p.engine, self._p.settings.ask_limit_s)
-        return self.answer
+    async def learn(self) -> list[str]:
+        """Take the answer that counts from now on; notes for people. Raises what the engine raises."""
+        if self.answer is not None:
+            return []
+        self.answer = await ask(self._p.engine, self._p.settings.ask_limit_s)
+        return await self._compared(self.answer)
+
+    async def _compared(self, answer: Answer) -> list[str]:
+        """With what the last run of this instance left. It only warns: another device may round otherwise."""
+        file = self._p.snapshot_file
+        if file is None or not file.exists():
+            return []
+        try:
+            before = await asyncio.to_thread(load, file)
+        except SnapshotRefused as error:
+            log.warning("%s: %s", error.what, error.why)
+            return [f"the last run's snapshot is not used: {error.why}"]
+        facts = jsonable(self._p.engine.facts())
+        why = foreign(before, asdict(self._p.instance.identity), facts) or garbage(before.answer, answer)
+        if why:
+            log.warning("snapshot %s of the last run: %s", file, why)
+        return [f"the last run's snapshot differs: {why}"] if why else ["as in the last run"]
 
     async def describe(self) -> None:
         """Read the model's folder, once. Raises WeirError."""

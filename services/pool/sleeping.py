@@ -48,8 +48,8 @@ class Sleeping:
         try:
             with watch.step("drain"):
                 await self._quiet(self._p.settings.drain)
-            with watch.step("fixed prompt"):
-                await self._learn()
+            with watch.step("fixed prompt") as notes:
+                await self._learn(notes)
             with watch.step("describe the model") as notes:
                 await self._described(describing, notes)
         finally:
@@ -69,10 +69,10 @@ class Sleeping:
         if left:
             raise Trouble("still_running", f"{left} requests still ran after {how.deadline_s:g} s")
 
-    async def _learn(self) -> None:
+    async def _learn(self, notes: list[str]) -> None:
         try:
-            await self._memory.learn()
-        except EngineFault as error:
+            notes += await self._memory.learn()
+        except BROKEN as error:
             if self._p.engine.stats().dead:
                 self._p.instance.failed(str(error))
             raise Trouble("engine", f"the engine can't answer the fixed prompt: {error}") from error

@@ -20,7 +20,8 @@ MEMORY = 1000
 @dataclass
 class Orders:
     """on_sleep, on_wake, on_start: called in the verb; what they raise, it raises. keeps: bytes it doesn't
-    give back. garbage: added to every token id once it has slept; cold_garbage: after a cold start. wake_s,
+    give back. garbage: added to every token id once it has slept; cold_garbage: after a cold start;
+    token_shift: always. wake_s,
     close_s: how long that takes. log: what was called. living: engines that hold memory."""
 
     on_sleep: Callable[[], object] = lambda: None
@@ -29,6 +30,7 @@ class Orders:
     keeps: int = 0
     garbage: int = 0
     cold_garbage: int = 0
+    token_shift: int = 0
     wake_s: float = 0.0
     close_s: float = 0.0
     token_cost_ms: float = 1.0
@@ -54,7 +56,7 @@ class SleepyEngine(EchoEngine):
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         async for token in super().generate(request):
             off = self.orders.garbage if self._slept else self.orders.cold_garbage if self.number else 0
-            yield replace(token, token_id=token.token_id + off)
+            yield replace(token, token_id=token.token_id + off + self.orders.token_shift)
 
     async def sleep(self, level: int = 1) -> None:
         self.orders.log.append(f"sleep {level}")

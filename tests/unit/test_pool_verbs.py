@@ -15,7 +15,9 @@ from services.engine import GenerateRequest
 from services.faults import DeviceLost, EngineFault, OutOfDeviceMemory, WakeFailed
 from services.instance import Identity, Instance
 from services.lifecycle import Lifecycle, State
+from services.pool import metrics
 from services.pool.hotstart import HotPool
+from services.pool.medic import FIRST_S, Medic
 from services.pool.memory import load
 from services.pool.parts import Parts, PoolSettings
 from services.pool.renewable import Renewable
@@ -519,3 +521,126 @@ def test_a_snapshot_that_can_not_be_written_keeps_nobody_awake(tmp_path: Path) -
         assert "not written" in slept.steps[-2].note
 
     lived(test, file=tmp_path / "file" / "s.snapshot")
+
+
+def test_a_restarted_instance_compares_with_what_its_last_run_left(tmp_path: Path) -> None:
+    file = tmp_path / "s.snapshot"
+    notes: list[str] = []
+
+    async def test(it: World) -> None:
+        slept = await it.pool.sleep()
+        assert slept.ok
+        notes.append(slept.steps[2].note)
+
+    lived(test, file=file)
+    lived(test, file=file)
+    raw = file.read_bytes()
+    file.write_bytes(raw[:-1])
+    lived(test, file=file)
+    file.write_bytes(raw.replace(b"1 ", b"2 ", 1))
+    lived(test, file=file)
+    lived(test, Orders(token_shift=1), file=file)
+    first, same, cut, version, other = notes
+    assert (first, same) == ("", "as in the last run")
+    assert "cut off" in cut
+    assert "version 2" in version
+    assert "the fixed prompt got" in other
+
+
+def test_a_bug_of_ours_ends_in_quarantine_and_not_in_between() -> None:
+    async def test(it: World) -> None:
+        await it.pool.sleep()
+        it.scribe.on_tell = lambda what: {"quarantined": 1}[what]
+        woken = await it.pool.wake()
+        assert (woken.code, it.state) == ("bug", State.QUARANTINED)
+        it.scribe.on_tell = lambda _: None
+        assert ((await it.pool.wake()).ok, it.state) == (True, State.RUNNING)
+
+    lived(test)
+
+
+def test_a_jump_of_the_clock_changes_no_duration_and_no_state() -> None:
+    async def test(it: World) -> None:
+        clock = it.pool.parts.clock
+        assert isinstance(clock, LoopClock)
+        sleeping = asyncio.ensure_future(it.pool.sleep())
+        await asyncio.sleep(0.2)
+        clock.epoch_s -= 86_400
+        slept = await sleeping
+        assert slept.ok
+        assert 0.5 <= slept.seconds < 2.0
+        clock.epoch_s += 10 * 86_400
+        woken = await it.pool.wake()
+        assert (woken.ok, woken.seconds < 2.0) == (True, True)
+
+    lived(test)
+
+
+async def nursed(it: World, seconds: float) -> None:
+    """The medic's rounds for so long."""
+    work = asyncio.ensure_future(Medic(it.pool, it.pool.parts.clock).run())
+    await asyncio.sleep(seconds)
+    work.cancel()
+    await asyncio.wait((work,))
+
+
+def test_an_engine_that_died_is_started_anew_once_everybody_has_noticed() -> None:
+    async def test(it: World) -> None:
+        it.engine.inner._dead = True  # type: ignore[attr-defined]
+        await nursed(it, FIRST_S)
+        assert it.state is State.DEAD, "also where no request has found out"
+        await nursed(it, FIRST_S + 1)
+        assert (it.state, it.scribe.log[-1]) == (State.RUNNING, "ready")
+        assert await it.request()
+
+    assert lived(test).orders.living == 1
+
+
+def test_what_can_not_be_healed_is_tried_ever_more_seldom() -> None:
+    async def test(it: World) -> None:
+        it.orders.on_start = raises(EngineFault("still no memory"))
+        it.instance.failed("out of memory")
+        await nursed(it, 3600)
+        assert it.state is State.QUARANTINED
+        starts = [x for x in it.orders.log[1:] if x.startswith("start")]
+        tries = len(starts) // 2  # two cold starts a try
+        assert 10 <= tries <= 18
+        it.orders.on_start = lambda _: None
+        await nursed(it, 301)
+        assert it.state is State.RUNNING
+
+    lived(test)
+
+
+def test_one_that_sleeps_or_leaves_is_left_alone() -> None:
+    async def test(it: World) -> None:
+        await it.pool.sleep()
+        await nursed(it, 1000)
+        assert it.state is State.ASLEEP
+        it.instance.failed("gone")
+        it.instance.lifecycle.leave()
+        await nursed(it, 1000)
+        assert (it.state, it.built) == (State.DEAD, 1)
+
+    lived(test)
+
+
+def test_the_pools_figures() -> None:
+    async def test(it: World) -> None:
+        registry = it.instance.registry
+        metrics.watch(it.pool, registry)
+
+        def value(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"weir_pool_{name}", labels)
+
+        await it.pool.sleep()
+        await it.pool.sleep()
+        await it.pool.cool()
+        await it.pool.wake()
+        assert value("verbs_total", verb="sleep", code="done") == 1.0
+        assert value("verbs_total", verb="sleep", code="wrong_state") == 1.0
+        assert value("verbs_total", verb="wake", code="done") == 1.0
+        assert value("verb_seconds_count", verb="wake") == 1.0
+        assert value("cold_starts_total") == 1.0
+
+    lived(test)
