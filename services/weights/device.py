@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from mesh.clock import Clock, SystemClock
+from regions.cli.errors import WeirError
 from services.faults import WakeFailed
 from services.weights import gpudirect
 from services.weights.faults import WeightsError
@@ -36,12 +37,19 @@ class DeviceWeights:
         progress: Progress | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Loads. Raises WeightsError, UsageError, torch.OutOfMemoryError."""
+        """Loads. Raises WeightsError, UsageError; WeirError when the device has no room."""
         self._folder = read_folder(folder)
         self._device = torch.device(device)
         self._clock = clock or SystemClock()
         self._layout = layout(self._folder.facts, run_dtype(dtype))
-        self._whole = torch.empty(self._layout.size, dtype=torch.uint8, device=self._device)
+        try:
+            self._whole = torch.empty(self._layout.size, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            way_out = (
+                "give another device or dtype=bfloat16, or put another instance to sleep (weir pool sleep)"
+            )
+            why = f"no room for {self._layout.size >> 20} MiB of weights: {str(error).splitlines()[0]}"
+            raise WeirError(device, why, way_out) from error
         self._tensors = _views(self._whole, self._layout)
         self._copy: torch.Tensor | None = None
         self.report = self._read(progress)
