@@ -4,14 +4,11 @@ waits."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from typing import Any
 
@@ -25,6 +22,7 @@ from services.server import Edge
 from services.telemetry import genai, outgoing_headers
 from services.telemetry.outgoing import Carrying
 from services.telemetry.trace import NoTracing, TraceIds, Tracing, from_environment, trace_id
+from tests.fakes.otlp import Collector, plain
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, running
 from tests.unit.scripted import Scripted
 
@@ -33,58 +31,6 @@ W3C = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1", "bagg
 SINGLE = {"b3": f"{TRACE}-{PARENT}-1"}
 MULTI = {"x-b3-traceid": TRACE, "x-b3-spanid": PARENT, "x-b3-sampled": "1"}
 DEFERRED = {"x-b3-traceid": TRACE, "x-b3-spanid": PARENT}
-
-
-class Collector:
-    """What came by POST /v1/traces. `spans`: of all requests, attributes as plain values."""
-
-    def __init__(self) -> None:
-        self.bodies: list[Any] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers["content-length"]))
-                assert self.path == "/v1/traces"
-                outer.bodies.append(json.loads(raw))
-                self.send_response(200)
-                self.send_header("content-length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    @contextlib.contextmanager
-    def up(self) -> Iterator[Collector]:
-        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
-
-    @property
-    def spans(self) -> list[dict[str, Any]]:
-        found = []
-        for body in self.bodies:
-            for resource in body["resourceSpans"]:
-                for scope in resource["scopeSpans"]:
-                    found += [span | {"attributes": _plain(span["attributes"])} for span in scope["spans"]]
-        return found
-
-
-def _plain(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    out = {}
-    for row in rows:
-        [(kind, value)] = row["value"].items()
-        out[row["key"]] = int(value) if kind == "intValue" else value
-    return out
 
 
 @pytest.fixture
@@ -169,7 +115,7 @@ def test_a_span_says_what_was_asked_and_what_came(collector: Collector) -> None:
         "values": [{"stringValue": "stop"}, {"stringValue": "stop"}]
     }
     assert span["attributes"][genai.RESPONSE_TIME_TO_FIRST_CHUNK] >= 0
-    resource = _plain(collector.bodies[0]["resourceSpans"][0]["resource"]["attributes"])
+    resource = plain(collector.bodies[0]["resourceSpans"][0]["resource"]["attributes"])
     assert (resource["service.name"], resource["service.instance.id"]) == ("chat", "chat-stable-0")
     assert "hi" not in json.dumps(collector.bodies), "no prompt in a span"
 
