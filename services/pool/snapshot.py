@@ -130,7 +130,7 @@ def _unpacked(body: bytes, encoding: str) -> bytes:
 
 
 def _snapshot(body: Mapping[str, Any]) -> Snapshot:
-    answer, model = body["answer"], body["model"]
+    model = body["model"]
     parts = ModelParts(
         folder=str(model["folder"]),
         config=dict(model["config"]),
@@ -140,4 +140,8 @@ def _snapshot(body: Mapping[str, Any]) -> Snapshot:
         sampling=dict(model["sampling"]),
     )
     rest = {name: value for name, value in body.items() if name not in ("answer", "model")}
-    return Snapshot(**rest, answer=Answer(tuple(map(int, answer["ids"])), str(answer["text"])), model=parts)
+    return Snapshot(**rest, answer=_answer(body["answer"]), model=parts)
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    return Answer(tuple(map(int, row["ids"])), str(row["text"]), str(row["engine"]))

@@ -23,10 +23,12 @@ GIVEN_BACK = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came for the fixed prompt. ids: -1 where an upstream server tells text only: hence the text."""
+    """What came for the fixed prompt. ids: -1 where an upstream server tells text only: hence the text.
+    engine: who made it: a second engine that steps in must not hide that the first one is broken."""
 
     ids: tuple[int, ...]
     text: str
+    engine: str = ""
 
     def __str__(self) -> str:
         return f"{list(self.ids)} {self.text!r}" if any(i >= 0 for i in self.ids) else repr(self.text)
@@ -37,21 +39,25 @@ async def ask(engine: Engine, limit_s: float, tokens: int = PROBE_TOKENS) -> Ans
     job = GenerateRequest("weir-fixed-prompt", FIXED_PROMPT, tokens)
     ids: list[int] = []
     text: list[str] = []
+    maker = ""
     try:
         async with asyncio.timeout(limit_s), aclosing(engine.generate(job)) as made:
             async for token in made:
                 ids.append(token.token_id)
                 text.append(token.text)
+                maker = token.engine
                 if token.finish:
                     break
     except TimeoutError:
         raise EngineHung(f"the fixed prompt was not answered within {limit_s:g} s") from None
-    return Answer(tuple(ids), "".join(text))
+    return Answer(tuple(ids), "".join(text), maker)
 
 
 def garbage(expected: Answer, got: Answer) -> str:
     """What is wrong with the answer after waking. Ids decide where there are any; text that comes without
     them may be cut into other pieces each time."""
+    if expected.engine != got.engine:
+        return f"the fixed prompt was answered by {got.engine!r}, before sleeping by {expected.engine!r}"
     told = any(i >= 0 for i in (*expected.ids, *got.ids))
     if expected.ids == got.ids if told else expected.text == got.text:
         return ""

@@ -231,7 +231,7 @@ SNAPSHOT = Snapshot(
         device=st.text(max_size=9),
         level=st.integers(1, 2),
         prompt=st.text(max_size=40),
-        answer=st.builds(Answer, st.lists(st.integers(-1, 2**31)).map(tuple), st.text()),
+        answer=st.builds(Answer, st.lists(st.integers(-1, 2**31)).map(tuple), st.text(), st.text()),
         held=st.integers(0, 2**45),
         model=st.integers(0, 3).map(big_model),
     )
@@ -320,6 +320,8 @@ def test_garbage_is_seen_by_ids_and_by_text_where_there_are_no_ids() -> None:
     assert garbage(Answer((-1, -1), "a b"), Answer((-1,), "a b")) == "", "text cut into other pieces"
     assert garbage(Answer((-1,), "a b"), Answer((-1,), "a c"))
     assert garbage(Answer((1, 2), "a b"), Answer((), ""))
+    second = garbage(Answer((1,), "a", "torch"), Answer((1,), "a", "layerwise"))
+    assert "answered by 'layerwise'" in second, "a fallback must not hide a broken engine"
 
 
 def test_memory_that_was_kept_back_is_told() -> None:
