@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.clock import Clock
 from mesh.tools import cache_dir
-from services.devices.nvml import NvmlDevices
 from services.engine import EngineFacts, EngineStats, GenerateRequest, Token
 from services.faults import EngineDied, EngineFault, Refused
 from services.upstream.client import ConnectionLost, Target, Upstream
 from services.vllm.install import interpreter
-from services.vllm.memory import meter
+from services.vllm.memory import Meter, meter
 from services.vllm.process import ServerProcess, free_port
 from services.vllm.rest import LEVELS, Rest
 from services.vllm.settings import NAME, Plan, VllmOptions, plan
@@ -51,8 +50,16 @@ class Serving:
 class VllmEngine:
     """An Engine. Cancelling is closing the iterator: vLLM aborts the sequence when the connection closes."""
 
-    def __init__(self, options: VllmOptions, model: str, folder: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: VllmOptions,
+        model: str,
+        folder: Path,
+        clock: Clock,
+        measure: Callable[[bool, str], Meter] = meter,
+    ) -> None:
         self._options, self._model, self._folder, self._clock = options, model, folder, clock
+        self._measure = measure
         self._facts = EngineFacts(NAME, model, sleep_levels=())
         self._started = self._closed = False
         self._open = 0
@@ -85,7 +92,7 @@ class VllmEngine:
         client = Upstream(Target(NAME, base, model=self._model, token_ids=True, token_s=o.token_s))
         file = Path(o.log) if o.log else cache_dir() / "vllm" / f"server-{port}.log"
         process = ServerProcess(what.argv, what.env, file, self._clock)
-        level = in_thread(meter(gpu, o.device, NvmlDevices), lambda: process.pid)
+        level = in_thread(self._measure(gpu, o.device), lambda: process.pid)
         sleeper = Sleeper(client, level, SleepRules(o.min_freed, o.wake_s), self._clock)
         return Serving(process, client, Rest(client, sleeper, level), Watch(client, o.metrics_s, self._clock))
 

@@ -7,12 +7,16 @@ memory of the server's processes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import psutil
 
-from services.devices.door import Device, Devices, places
+from services.devices.door import Device, places
+from services.devices.nvml import NoGpu, NvmlDevices
+
+log = logging.getLogger("weir.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,9 @@ class Level:
 
     held: int
     free: int | None = None
+
+
+Meter = Callable[[int], Level]
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -58,9 +65,23 @@ def on_device(pid: int, devices: Iterable[Device], uuid: str) -> Level:
     return Level(told or device.memory_used, device.memory_free)
 
 
-def meter(gpu: bool, uuid: str, open_devices: Callable[[], Devices]) -> Callable[[int], Level]:
-    """What tells the level of the server below a pid. open_devices: of this machine's GPUs; opened once."""
+def on_gpu(uuid: str, pid: int) -> Level:
+    """uuid: as for `on_device`. Raises DeviceLost, NoGpu."""
+    devices = NvmlDevices()
+    try:
+        return on_device(pid, places(devices.list()), uuid)
+    finally:
+        devices.close()
+
+
+def meter(gpu: bool, uuid: str) -> Meter:
+    """What tells the level of the server below a pid. A GPU without NVML tells nothing: then what sleeping
+    gave back can't be checked, only whether the server still answers as before."""
     if not gpu:
         return on_host
-    devices = open_devices()
-    return lambda pid: on_device(pid, places(devices.list()), uuid)
+    try:
+        NvmlDevices().close()
+    except (NoGpu, ModuleNotFoundError) as error:
+        log.warning("no NVML (%s): what vLLM gives back when it sleeps can't be measured", error)
+        return lambda _: Level(0)
+    return lambda pid: on_gpu(uuid, pid)

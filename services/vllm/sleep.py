@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mesh.clock import Clock
 from services.faults import EngineFault, WakeFailed
 from services.upstream.client import Upstream
-from services.vllm.memory import Level
+from services.vllm.memory import Level, Meter
 
 SETTLE_S, LOOK_S = 5.0, 0.1
 """How long after its answer a sleep may take to give memory back; between two looks."""
@@ -103,6 +103,6 @@ class Sleeper:
             raise EngineFault(f"/is_sleeping answered {text[:100]!r}") from error
 
 
-def in_thread(measure: Callable[[int], Level], pid: Callable[[], int]) -> Callable[[], Awaitable[Level]]:
+def in_thread(measure: Meter, pid: Callable[[], int]) -> Callable[[], Awaitable[Level]]:
     """A level for a loop: measuring takes milliseconds."""
     return lambda: asyncio.to_thread(measure, pid())
