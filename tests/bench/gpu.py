@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from tests.bench.gpu_env import Env, now
+    from tests.bench.gpu_env import Env, now, tidy
 
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     broken = False
     for name in chosen:
         begin = now()
+        tidy(device)  # what a section left behind, perhaps by failing, must not be missing to the next
         made, whole = collect(name, Env(device, args.tiny, budget.open(name)))
         rows += made
         broken = broken or not whole
