@@ -52,7 +52,7 @@ class Governor(Generic[T]):
         self.state = step(self.state, sample, self._how.cliff, self._deepest)
         if self.state.level != before:
             core.throttle(self.capacity, self._how.cliff.delay_factor**self.state.level)
-        if core.running or core.queued or self.state.level:
+        if core.running or self.state.level:
             self._open(now)
         else:
             self.at = math.inf

@@ -504,26 +504,82 @@ def test_a_cliff_halves_the_places_lowers_the_capacity_and_passes() -> None:
     run(main())
 
 
-class _Endless:
-    """A broken engine: it ends without saying why."""
+class _Around:
+    """The sim engine with something else about it."""
 
-    def __init__(self, inner: SimEngine) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
+        self._inner = SimEngine(PLAIN, clock=LoopClock())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+class _Endless(_Around):
+    """It ends without saying why."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         yield Token(1, "a")
 
 
+class _Sleepless(_Around):
+    async def sleep(self, level: int = 1) -> None:
+        raise EngineFault("no sleep")
+
+
+class _Clinging(_Around):
+    """It takes a second to let go of a sequence."""
+
+    held = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
+        self.held += 1
+        try:
+            async with contextlib.aclosing(self._inner.generate(request)) as tokens:
+                async for token in tokens:
+                    yield token
+        finally:
+            await asyncio.sleep(1)
+            self.held -= 1
+
+
+async def around(inner: _Around) -> Scheduled:
+    engine = Scheduled(inner, clock=LoopClock())  # type: ignore[arg-type]
+    await engine.start()
+    return engine
+
+
 def test_an_engine_that_just_ends_is_a_fault() -> None:
     async def main() -> None:
-        clock = LoopClock()
-        engine = Scheduled(_Endless(SimEngine(PLAIN, clock=clock)), clock=clock)  # type: ignore[arg-type]
-        await engine.start()
         with pytest.raises(EngineFault, match="without saying why"):
-            await said(engine)
+            await said(await around(_Endless()))
+
+    run(main())
+
+
+def test_an_engine_that_could_not_sleep_goes_on() -> None:
+    async def main() -> None:
+        engine = await around(_Sleepless())
+        with pytest.raises(EngineFault, match="no sleep"):
+            await engine.sleep()
+        assert len(await said(engine)) == 8
+
+    run(main())
+
+
+def test_a_place_is_free_when_the_engine_let_go_and_not_before() -> None:
+    async def main() -> None:
+        inner = _Clinging()
+        engine = await around(inner)
+        for ask in (ASK, dataclasses.replace(ASK, deadline_s=0.5)):
+            tokens = engine.generate(ask)
+            await anext(tokens)
+            await asyncio.sleep(0.6)  # the deadline, where there is one, passes behind the reader's back
+            assert (engine.counts().running, inner.held) == (1, 1)
+            closing = asyncio.create_task(tokens.aclose())  # type: ignore[arg-type]
+            await asyncio.sleep(0.3)
+            assert (engine.counts().running, inner.held) == (1, 1)
+            await closing
+            assert (engine.counts().running, inner.held) == (0, 0)
 
     run(main())
 

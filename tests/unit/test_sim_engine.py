@@ -240,6 +240,19 @@ def test_a_hung_sequence_holds_its_slot_and_harms_no_other() -> None:
     run(main())
 
 
+def test_a_slot_that_a_hung_one_gives_back_serves_who_waits() -> None:
+    async def main() -> None:
+        engine = await started(dataclasses.replace(PLAIN, slots=1, hang_after=6))
+        hung = asyncio.create_task(said(engine))
+        await asyncio.sleep(1)
+        waiting = asyncio.create_task(said(engine, dataclasses.replace(ASK, max_tokens=5)))
+        await asyncio.sleep(1)
+        hung.cancel()
+        assert len(await waiting) == 5
+
+    run(main())
+
+
 def test_slow_for_a_while_and_only_above_a_batch() -> None:
     slow = SimOptions(slow_from_s=1, slow_to_s=2, slow_factor=4, slow_batch=3)
     usual = step_s(slow, 3, 0, 0.5)
