@@ -17,7 +17,7 @@ from tests.sse import events
 
 pytestmark = pytest.mark.real
 
-IP = "127.107.4.10"
+IP = "127.107.14.10"
 SIM = ("--engine", "sim", "--option", "step_ms=10")
 TEXT = b'{"prompt": "hi", "max_tokens": 2}'
 LOST = (http.client.IncompleteRead, ConnectionError)
@@ -113,7 +113,7 @@ def test_a_client_that_leaves_gives_back_slot_and_kv(it: Executor) -> None:
 
 
 def test_sigterm_lets_short_streams_end_and_cuts_long_ones_at_the_deadline(tmp_path: Any) -> None:
-    with executor(tmp_path, "127.107.4.11", *SIM, "--drain-deadline-s", "1.5") as it:
+    with executor(tmp_path, "127.107.14.11", *SIM, "--drain-deadline-s", "1.5") as it:
         short, long = it.stream(max_tokens=40), it.stream(max_tokens=3000)
         short.take(1)
         long.take(1)
@@ -128,7 +128,7 @@ def test_sigterm_lets_short_streams_end_and_cuts_long_ones_at_the_deadline(tmp_p
 
 
 def test_kill_9_with_many_streams_is_seen_by_all_of_them(tmp_path: Any) -> None:
-    with executor(tmp_path, "127.107.4.12", *SIM) as it:
+    with executor(tmp_path, "127.107.14.12", *SIM) as it:
         streams = [it.stream(max_tokens=3000, n=2) for _ in range(4)]
         for stream in streams:
             stream.take(2)
@@ -137,5 +137,5 @@ def test_kill_9_with_many_streams_is_seen_by_all_of_them(tmp_path: Any) -> None:
             with pytest.raises(LOST):
                 stream.rest()
         assert it.ended() == -signal.SIGKILL
-    with executor(tmp_path, "127.107.4.12", *SIM) as again:
+    with executor(tmp_path, "127.107.14.12", *SIM) as again:
         assert again.ask("POST", "/v1/completions", json.loads(TEXT))[0] == 200, "the address is free again"

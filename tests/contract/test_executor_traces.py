@@ -15,7 +15,7 @@ from tests.fakes.otlp import Collector
 
 pytestmark = pytest.mark.real
 
-IP = "127.107.6.10"
+IP = "127.107.15.10"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
@@ -47,15 +47,15 @@ def test_spans_of_the_last_moment_are_sent_when_the_process_ends(tmp_path: Path)
 
 
 def test_a_collector_that_is_away_delays_no_end(tmp_path: Path) -> None:
-    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.107.6.12:4318"}
-    with executor(tmp_path, "127.107.6.11", env=env) as it:
-        assert _ask("127.107.6.11", max_tokens=2) == 200
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.107.15.12:4318"}
+    with executor(tmp_path, "127.107.15.11", env=env) as it:
+        assert _ask("127.107.15.11", max_tokens=2) == 200
         it.signal(signal.SIGTERM)
         assert it.ended() == 0
 
 
 def test_a_mode_that_there_is_not_is_a_usage_error(tmp_path: Path) -> None:
     env = {"OTEL_TRACES_EXPORTER": "otlp", "WEIR_TRACE_MODE": "everything"}
-    with executor(tmp_path, "127.107.6.13", env=env, wait=False) as it:
+    with executor(tmp_path, "127.107.15.13", env=env, wait=False) as it:
         assert it.ended() == 2
         assert "WEIR_TRACE_MODE" in it.log.read_text()

@@ -16,7 +16,7 @@ from tests.unit.scripted import Scripted
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 
-IP, BROKEN = "127.107.3.10", "127.107.3.11"
+IP, BROKEN = "127.107.13.10", "127.107.13.11"
 HI: Any = [{"role": "user", "content": "how deep is the water"}]
 
 

@@ -1,6 +1,6 @@
 """A real Envoy 1.40 reads the executor's load reports: whole answers and streams, into its weights.
 
-Law: one Envoy with a static configuration, one executor, one stub that reports nonsense; all on 127.107.5.x.
+Law: one Envoy with a static configuration, one executor, one stub that reports nonsense; all on 127.107.12.x.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.contract.executor_process import PORT, executor, until
 
 pytestmark = pytest.mark.real
 
-GOOD, BAD, ENVOY = "127.107.5.10", "127.107.5.12", "127.107.5.11"
+GOOD, BAD, ENVOY = "127.107.12.10", "127.107.12.12", "127.107.12.11"
 POLICIES = "envoy.extensions.load_balancing_policies"
 NETWORK = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 READ = "orca_load_report for"

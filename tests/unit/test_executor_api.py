@@ -151,6 +151,13 @@ _FIELDS = (
     "stream",
     "temperature",
     "suffix",
+    "top_p",
+    "ignore_eos",
+    "return_token_ids",
+    "stream_options",
+    "max_completion_tokens",
+    "presence_penalty",
+    "logit_bias",
 )
 
 
