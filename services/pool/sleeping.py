@@ -12,10 +12,14 @@ from regions.cli.errors import WeirError
 from services.faults import EngineFault
 from services.lifecycle import State
 from services.pool.coldstart import BROKEN, ColdStart
+from services.pool.observe import Held, contradiction, observe, told
 from services.pool.standing import Standing
 from services.pool.steps import Stopwatch, Trouble
 from services.pool.verify import ask, garbage, kept_back
 from services.registration import Drain, quiet
+
+SLACK = 0.9
+"""What the driver counts as ours, the CUDA context too, moves by a little of its own."""
 
 
 class Sleeping:
@@ -23,6 +27,7 @@ class Sleeping:
 
     def __init__(self, standing: Standing, cold: ColdStart) -> None:
         self._s, self._p, self._memory, self._cold = standing, standing.parts, standing.memory, cold
+        self._before = Held(0)
 
     async def run(self, watch: Stopwatch, level: int) -> None:
         levels = self._p.engine.facts().sleep_levels
@@ -83,6 +88,7 @@ class Sleeping:
         end = clock.monotonic() + self._p.settings.drain.deadline_s
         while True:
             self._memory.held = engine.stats().memory_bytes
+            self._before = await self._observe()
             try:
                 await engine.sleep(level)
                 return
@@ -96,8 +102,10 @@ class Sleeping:
     async def _asleep(self, watch: Stopwatch, level: int) -> None:
         with watch.step("memory given back") as notes:
             self._memory.asleep = self._p.engine.stats().memory_bytes
-            wrong = kept_back(self._memory.held, self._memory.asleep, self._p.settings.given_back)
-            notes.append(wrong or f"{self._memory.need} bytes")
+            after, least = await self._observe(), self._p.settings.given_back
+            wrong = kept_back(self._memory.held, self._memory.asleep, least)
+            wrong = wrong or contradiction(self._memory.need, self._before, after, least * SLACK)
+            notes.append(wrong or f"{self._memory.need} bytes; {told(self._before, after)}")
         if wrong:
             await self._close_instead(wrong)
         self._s.life.to(State.ASLEEP)
@@ -106,6 +114,9 @@ class Sleeping:
             notes.append(f"{await self._write(level)} bytes")
         with watch.step("tell Consul"):
             await self._s.tell()
+
+    async def _observe(self) -> Held:
+        return await asyncio.to_thread(observe, self._p.devices, self._p.engine.binding.uuid)
 
     async def _write(self, level: int) -> int | str:
         try:

@@ -17,6 +17,7 @@ from services.devices.door import Device
 from services.engine import EngineFacts
 from services.pool.lru import MOST_ASLEEP, Sleeper, to_cool
 from services.pool.memory import jsonable
+from services.pool.observe import Held, contradiction
 from services.pool.place import BUSY, NoRoom, choose, fits, reachable
 from services.pool.plan import Member, find, members, share, sleepers, why_keep
 from services.pool.snapshot import (
@@ -360,3 +361,20 @@ def test_the_snapshot_of_smollm2_is_within_12_and_45_kb() -> None:
         model=ModelParts("/models/smollm2-135m-instruct", {}, files, tuple(table)),
     )
     assert 12 * 1024 <= len(encode(snapshot)) <= 45 * 1024
+
+
+@pytest.mark.parametrize(
+    ("claimed", "before", "after", "wrong"),
+    [
+        (1000, 1030, 30, ""),
+        (1000, 1030, None, ""),
+        (1000, 1030, 900, "holds"),
+        (0, 20 * GIB, 14 * GIB, "were given back"),
+        (0, 20 * GIB, 3 * GIB, ""),
+        (1000, None, None, ""),
+    ],
+)
+def test_the_driver_contradicts(claimed: int, before: int | None, after: int | None, wrong: str) -> None:
+    said = contradiction(claimed, Held(1, before), Held(1, after), 0.8)
+    assert wrong in said
+    assert bool(said) == bool(wrong)

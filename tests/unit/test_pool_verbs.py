@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -644,3 +645,23 @@ def test_the_pools_figures() -> None:
         assert value("cold_starts_total") == 1.0
 
     lived(test)
+
+
+@pytest.mark.parametrize("kept", [0, 50, 500])
+def test_the_drivers_count_beats_the_engines_own(kept: int) -> None:
+    """An allocator that caches says "free" and holds on: the device is still full for everybody else."""
+
+    async def test(it: World) -> None:
+        assert it.devices is not None
+        home, pid = it.engine.binding.uuid, os.getpid()
+        it.devices.take(home, MEMORY + 30, pid)
+        it.orders.on_sleep = lambda: it.devices and it.devices.take(home, kept - MEMORY, pid)
+        slept = await it.pool.sleep()
+        if kept < 200:
+            assert (slept.ok, it.state) == (True, State.ASLEEP)
+            assert "on the device" in slept.steps[5].note
+            return
+        assert (slept.code, it.state) == ("sleep_failed", State.COLD)
+        assert "the driver says" in slept.error
+
+    lived(test, devices=cards())
