@@ -36,7 +36,7 @@ def layers(engine: Engine, role: str = "primary") -> Iterator[tuple[str, Engine]
         yield from layers(secondary, "secondary")
         return
     inner = getattr(engine, "inner", None) or getattr(engine, "engine", None)
-    if inner is not None:
+    if inner is not None and hasattr(inner, "generate"):
         yield from layers(inner, role)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from regions.cli.errors import UsageError
+from services.caller import REQUEST_ID
 from services.telemetry.outgoing import outgoing_headers
 
 Attribute = str | bool | int | float | tuple[str, ...]
@@ -97,16 +98,19 @@ def trace_id(headers: Mapping[str, str]) -> str:
 
 
 class TraceIds(logging.Filter):
-    """Puts the trace id of the request that a line is about at its end."""
+    """Puts the ids of the request that a line is about at its end: the one that stands in the ingress' access
+    log, and its trace's, if it has one."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if found := trace_id(outgoing_headers()):
-            record.msg, record.args = f"{record.getMessage()} trace_id={found}", ()
+        headers = outgoing_headers()
+        ids = {"request_id": headers.get(REQUEST_ID, ""), "trace_id": trace_id(headers)}
+        if said := " ".join(f"{name}={value}" for name, value in ids.items() if value):
+            record.msg, record.args = f"{record.getMessage()} {said}", ()
         return True
 
 
 def in_logs() -> None:
-    """Trace ids in every line from now on (once per process, after logging is set up)."""
+    """Ids of requests in every line from now on (once per process, after logging is set up)."""
     for handler in logging.getLogger().handlers:
         if not any(isinstance(one, TraceIds) for one in handler.filters):
             handler.addFilter(TraceIds())

@@ -227,6 +227,12 @@ def test_log_lines_of_a_request_end_with_its_trace_id(caplog: pytest.LogCaptureF
     with Carrying(W3C, ("job-1",)):
         log.warning("out of %s", "memory")
         assert outgoing_headers("job-1") == W3C
+    with Carrying({"x-request-id": "r-1"}, ()):
+        log.warning("100%")
     log.warning("later")
-    assert [record.getMessage() for record in caplog.records] == [f"out of memory trace_id={TRACE}", "later"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"out of memory trace_id={TRACE}",
+        "100% request_id=r-1",
+        "later",
+    ]
     assert outgoing_headers("job-1") == {}
