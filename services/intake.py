@@ -29,7 +29,7 @@ def jobs(
     if deadline == 0 or caller.first_byte_s == 0:
         raise ApiError(504, "the deadline had passed when the request came", None, "deadline_passed")
     seed = ask.seed if ask.seed is not None else chance() if ask.temperature > 0 else 0
-    made = []
+    made: list[GenerateRequest] = []
     for prompt in ask.prompts:
         job = GenerateRequest(
             request_id=f"{identity}-{len(made)}" if ask.choices > 1 else identity,
