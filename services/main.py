@@ -117,7 +117,7 @@ def row(settings: Settings) -> register.Instance:
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
     stop, clock = _Stop(), SystemClock()
-    devices, binding = at_start(settings.device, gpu=settings.stack.engine in ON_DEVICES)
+    devices, binding = at_start(_wanted(settings), gpu=settings.stack.engine in ON_DEVICES)
     if settings.stack.engine == "torch" and binding.uuid != CPU:
         _see(binding)
     engine = Renewable(lambda where: _engine(settings.stack, where, clock), binding)
@@ -159,10 +159,18 @@ async def serve(settings: Settings) -> None:
 
 def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
     """The engine for this place, not started; again after a cold start, on another device after a move."""
-    device = {"torch": where.torch, "vllm": where.uuid.removeprefix(CPU)}.get(stack.engine, "")
-    if device:
-        stack = replace(stack, options={"device": device, **stack.options})
+    if stack.engine == "torch":
+        stack = replace(stack, options={**stack.options, "device": where.torch})
+    elif stack.engine == "vllm" and where.uuid != CPU:
+        # An operator's own list (tensor parallelism) stays.
+        stack = replace(stack, options={"device": where.uuid, **stack.options})
     return assemble(stack, clock, random.Random())  # noqa: S311 (jitter, no secret)
+
+
+def _wanted(settings: Settings) -> str:
+    """--device; for the torch engine also its own option of that name."""
+    option = settings.stack.options.get("device", "") if settings.stack.engine == "torch" else ""
+    return settings.device or option.removeprefix("auto")
 
 
 def _see(binding: Binding) -> None:

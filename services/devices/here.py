@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from services.devices.door import Binding, Devices, places
+from services.devices.door import Binding, Devices, places, unknown
 from services.devices.host import CPU, HostDevices
 from services.devices.nvml import NoGpu, NvmlDevices
 
@@ -29,8 +29,8 @@ def devices(want: str = "") -> Devices:
 
 
 def at_start(want: str, *, gpu: bool) -> tuple[Devices, Binding]:
-    """Where an engine starts. want: uuid of a device or slice, "cpu", or "" for the GPU with most memory free
-    (the CPU where there is none, or where the engine has no use for one: gpu False).
+    """Where an engine starts. want: uuid of a device or slice, "cpu", torch's "cuda" or "cuda:1", or "" for
+    the GPU with most memory free (the CPU where there is none or the engine has no use for one: gpu False).
 
     Raises UsageError for an unknown device, NoGpu, DeviceLost.
     """
@@ -39,9 +39,21 @@ def at_start(want: str, *, gpu: bool) -> tuple[Devices, Binding]:
         return host, host.bind(CPU)
     found = devices("gpu" if want else "")
     if want:
-        return found, found.bind(want)
+        return found, found.bind(_uuid(found, want))
     if not found.list():
         host = HostDevices()
         return host, host.bind(CPU)
     roomy = max(places(found.list()), key=lambda d: (d.memory_free, -d.index))
     return found, found.bind(roomy.uuid)
+
+
+def _uuid(found: Devices, want: str) -> str:
+    """The uuid behind torch's name for a device."""
+    name, _, number = want.partition(":")
+    if name != "cuda" or not (number or "0").isdecimal():
+        return want
+    seen = found.list()
+    index = int(number or 0)
+    if index >= len(seen):
+        raise unknown(want, seen)
+    return seen[index].uuid

@@ -50,8 +50,8 @@ def _on_device(devices: Devices | None, uuid: str, pids: set[int]) -> int | None
 
 
 def contradiction(claimed: int, before: Held, after: Held, least: float) -> str:
-    """Why the driver's count contradicts an engine that says it gave `claimed` bytes back, or empty. 0: it can't
-    tell."""
+    """Why the driver's count contradicts an engine that says it gave `claimed` bytes back (0: it says
+    nothing), or empty."""
     if before.device is None:
         return ""
     given = before.device - (after.device or 0)

@@ -106,6 +106,10 @@ def test_the_roomiest_gpu_is_where_an_engine_starts(monkeypatch: pytest.MonkeyPa
     assert here.at_start("", gpu=True)[1].torch == "cuda:1"
     assert here.at_start("", gpu=False)[1].uuid == "cpu"
     assert here.at_start("cpu", gpu=True)[1].uuid == "cpu"
+    assert here.at_start("cuda:2", gpu=True)[1].uuid == h200(3).uuid
+    assert here.at_start("cuda", gpu=True)[1].uuid == h200(1).uuid
+    with pytest.raises(UsageError, match="cuda:7"):
+        here.at_start("cuda:7", gpu=True)
     assert here.at_start(h200(3).uuid, gpu=True)[1].uuid == h200(3).uuid
     with pytest.raises(UsageError):
         here.at_start("GPU-x", gpu=True)
