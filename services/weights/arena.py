@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -90,6 +91,7 @@ class FileArena(_Arena):
                 raise ValueError(f"{path} has {size} bytes, wanted {nbytes}")
             prot = mmap.PROT_READ | mmap.PROT_WRITE
             memory = mmap.mmap(file.fileno(), nbytes, flags=flags, prot=prot)
+        pages.large(memory)
         super().__init__(memory, nbytes)
 
     def park(self) -> None:
@@ -103,7 +105,8 @@ class FileArena(_Arena):
     def forget(self) -> None:
         """Drop them from the page cache too, where no other process has them mapped."""
         self.release()
-        with self.path.open("rb") as file:
+        # Somebody may have tidied the cache: what has no name any more goes when we do.
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
             # Only clean pages can go.
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

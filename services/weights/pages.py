@@ -42,10 +42,17 @@ def anonymous(nbytes: int, *, dense: bool) -> mmap.mmap:
     """Memory of our own, zeros, in whole pages; `dense`: in large ones where the system has them."""
     memory = mmap.mmap(-1, up(max(1, nbytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if dense:
-        # Not built into every kernel, and no loss then.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        large(memory)
     return memory
+
+
+def large(memory: mmap.mmap) -> None:
+    """Ask for large pages. Of a file too: what the page cache has in large folios is mapped 2 MiB at a time,
+    512 MB in half a millisecond instead of 25, and what comes from the disk is read ahead in such steps.
+    """
+    # Not built into every kernel, and no loss then.
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def advise(address: int, nbytes: int, advice: int) -> None:

@@ -7,6 +7,7 @@ without fsync: what a power cut leaves fails its check.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -130,9 +131,7 @@ class Cache:
         """Make it: `fill` writes the weights. Raises what `fill` raises, and leaves nothing behind then."""
         scratch = self._folder / f"{name}{_SCRATCH}"
         try:
-            with scratch.open("wb") as file:
-                # Without this a full disk would be a SIGBUS while the tensors are written.
-                os.posix_fallocate(file.fileno(), 0, nbytes)
+            _allocate(scratch, nbytes)
             arena = FileArena(scratch, nbytes, shared=True)
             try:
                 fill(arena)
@@ -178,6 +177,18 @@ class Cache:
                 path.unlink()
                 path.with_suffix(_SUM_SUFFIX).unlink(missing_ok=True)
                 log.info("parked weights %s removed: the limit is %d MiB", path.name, self._limit >> 20)
+
+
+def _allocate(path: Path, nbytes: int) -> None:
+    """A file of zeros, its pages in the page cache in the large folios that only large writes make. What the
+    disk has no room for is an OSError here, and not a SIGBUS while tensors are written.
+    """
+    zeros = memoryview(bytes(PIECE))
+    with path.open("wb", buffering=0) as file:
+        for start in range(0, nbytes, PIECE):
+            wanted = min(PIECE, nbytes - start)
+            if os.pwrite(file.fileno(), zeros[:wanted], start) != wanted:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def _locked(handle: IO[str] | IO[bytes]) -> bool:

@@ -70,6 +70,7 @@ class Mapped:
         with path.open("rb") as file:
             prot = mmap.PROT_READ | mmap.PROT_WRITE
             self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=prot)
+        pages.large(self._map)
         anchor = ctypes.c_char.from_buffer(self._map)
         self._address = ctypes.addressof(anchor)
         del anchor

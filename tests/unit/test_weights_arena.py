@@ -93,6 +93,17 @@ def test_a_hundred_cycles_leak_nothing(file: Path) -> None:
     assert me.num_fds() == files
 
 
+def test_a_file_that_was_removed_is_still_ours(file: Path) -> None:
+    from services.weights.arena import FileArena
+
+    wanted, arena = file.read_bytes(), FileArena(file, SIZE)
+    file.unlink()
+    arena.forget()
+    assert arena.resident_bytes() == 0
+    arena.unpark()
+    assert bytes(arena.view) == wanted
+
+
 def test_writing_to_a_private_mapping_changes_no_file(file: Path) -> None:
     import torch
 
