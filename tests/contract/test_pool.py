@@ -180,3 +180,39 @@ def test_a_silent_consul_is_told() -> None:
     done = pool("http://127.107.5.99:8500", "status", "--region", "r", "--json")
     assert done.returncode == 1
     assert "r" in json.loads(done.stdout)["silent"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(("wake_garbage=1",), "the fixed prompt got"), (("wake_fails=1",), "wake")],
+)
+def test_a_process_whose_engine_wakes_broken_serves_again_by_a_cold_start(
+    tmp_path: Path, options: tuple[str, ...], why: str
+) -> None:
+    flags = [word for option in options for word in ("--option", option)]
+    with executor(
+        tmp_path, "127.107.5.30", "--engine", "sim", "--admin", f"127.107.5.30:{ADMIN}", *flags
+    ) as it:
+        ask = {"prompt": "how deep", "max_tokens": 5, "seed": 1}
+        before = it.ask("POST", "/v1/completions", ask)[1]["choices"]
+        assert verb(it, "/sleep")[0] == 200
+        refused, body = it.ask("POST", "/v1/completions", ask)
+        assert refused == 503, "another instance may do better"
+        code, body = verb(it, "/wake")
+        assert (code, body["lifecycle"], body["cold_starts"]) == (200, "running", 1)
+        assert why in body["outcome"]["recovered"]
+        assert it.ask("POST", "/v1/completions", ask)[1]["choices"] == before
+        text = it.ask("GET", "/metrics")[1]
+        assert "weir_pool_cold_starts_total 1.0" in text
+        assert 'weir_pool_verbs_total{code="done",verb="wake"} 1.0' in text
+
+
+def test_a_process_whose_engine_keeps_its_memory_never_says_that_it_slept(tmp_path: Path) -> None:
+    ip = "127.107.5.31"
+    flags = ("--option", "weights_bytes=1000000", "--option", "leak_bytes=900000", "--admin", f"{ip}:{ADMIN}")
+    with executor(tmp_path, ip, "--engine", "sim", *flags) as it:
+        code, body = verb(it, "/sleep")
+        assert (code, body["outcome"]["code"], body["lifecycle"]) == (500, "sleep_failed", "cold")
+        assert (it.get("/health"), it.get("/ready")) == (200, 503)
+        assert verb(it, "/wake")[0] == 200
+        assert it.get("/ready") == 200

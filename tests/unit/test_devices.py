@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from regions.cli.errors import Refused, UsageError, WeirError
-from services.devices import here
+from services.devices import cli, here
 from services.devices.checkpoint import (
     CheckpointFailed,
     CudaCheckpoints,
@@ -453,3 +454,15 @@ def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
     book.write_text("not ours")
     with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
         pass
+
+
+def test_weir_device_list_shows_what_can_be_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "NvmlDevices", lambda **_: NvmlDevices(RecordedNvml(h200(1, busy=40), cut(3))))
+    shown = CliRunner().invoke(cli.app, ["list"])
+    assert shown.exit_code == 0
+    assert [line.split()[1] for line in shown.stdout.splitlines()[1:]] == [h200(1).uuid, "MIG-3-a", "MIG-3-b"]
+    body = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
+    assert (body["schema_version"], body["kind"], len(body["devices"])) == (1, "nvml", 2)
+    assert body["devices"][0]["load"] == 0.4
+    assert [part["name"] for part in body["devices"][1]["slices"]] == ["3g.71gb", "1g.18gb"]
+    assert json.loads(CliRunner().invoke(cli.app, ["list", "--cpu", "--json"]).stdout)["kind"] == "host"
