@@ -37,7 +37,7 @@ class GenerateRequest:
     gives the same tokens on a deterministic engine. temperature 0: greedy. sample: 0-based index where a
     client asked for n > 1. deadline_s: seconds from now after which the answer is worthless; None means no
     deadline. tenant_class: its name (services/tenants.py); it decides the order in queues. ignore_eos: go
-    on to max_tokens.
+    on to max_tokens. open_ended: the client named no length; max_tokens is what the door made of that.
     """
 
     request_id: str
@@ -54,6 +54,7 @@ class GenerateRequest:
     tenant: str = ""
     sample: int = 0
     ignore_eos: bool = False
+    open_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

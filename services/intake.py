@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.caller import Caller
-from services.engine import Engine, GenerateRequest
-from services.openai_api import MAX_TOKENS, Ask, Prompt
+from services.engine import Engine, EngineFacts, GenerateRequest
+from services.openai_api import Ask, Prompt
 from services.openai_fields import INT64, ApiError
 
 UNKNOWN_CONTEXT_TOKENS = 256
 """max_tokens of a chat that doesn't say, where the engine doesn't know how long its context is."""
+UNSAID_TOKENS = 4096
+"""And where it does know: what is left of context and cache, but no more than this. Schedulers put KV aside
+for the longest answer a request may get, so that one who didn't think of it would keep others out."""
 
 
 def jobs(
@@ -29,7 +32,7 @@ def jobs(
     if deadline == 0 or caller.first_byte_s == 0:
         raise ApiError(504, "the deadline had passed when the request came", None, "deadline_passed")
     seed = ask.seed if ask.seed is not None else chance() if ask.temperature > 0 else 0
-    made: list[GenerateRequest] = []
+    facts, made = engine.facts(), list[GenerateRequest]()
     for prompt in ask.prompts:
         job = GenerateRequest(
             request_id=f"{identity}-{len(made)}" if ask.choices > 1 else identity,
@@ -45,28 +48,32 @@ def jobs(
             tenant_class=caller.tenant.tenant_class,
             deadline_s=deadline,
             ignore_eos=ask.ignore_eos,
+            open_ended=ask.max_tokens is None,
         )
-        tokens = _room(ask, prompt, engine.size(job), engine.facts().context)
+        tokens = _room(ask, prompt, engine.size(job), facts)
         for sample in range(ask.n):
             name = f"{identity}-{len(made)}" if ask.choices > 1 else identity
             made.append(replace(job, request_id=name, max_tokens=tokens, sample=sample))
     return tuple(made)
 
 
-def _room(ask: Ask, prompt: Prompt, size: int, context: int) -> int:
+def _room(ask: Ask, prompt: Prompt, size: int, facts: EngineFacts) -> int:
     """How many tokens this sequence may have. Raises ApiError (400) where the context is too short."""
+    context, field = facts.context, "messages" if prompt.messages else "prompt"
     if not context:
         return ask.max_tokens or UNKNOWN_CONTEXT_TOKENS
     left = context - size
-    field = "messages" if prompt.messages else "prompt"
     if left < 1:
         raise _too_long(f"{field} has {size} tokens; the context is {context}, answer included", field)
-    if ask.max_tokens is not None and ask.max_tokens > left:
+    if ask.max_tokens is None:
+        cache = facts.kv_tokens // facts.kv_block * facts.kv_block or context
+        return max(1, min(left, cache - size, UNSAID_TOKENS))
+    if ask.max_tokens > left:
         raise _too_long(
             f"{field} has {size} tokens and max_tokens is {ask.max_tokens}; the context is {context}",
             "max_tokens",
         )
-    return min(ask.max_tokens or left, MAX_TOKENS)
+    return ask.max_tokens
 
 
 def _too_long(message: str, field: str) -> ApiError:

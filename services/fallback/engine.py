@@ -154,16 +154,17 @@ class FallbackEngine:
     def _choose(self, request: GenerateRequest) -> tuple[Choice, GenerateRequest, Exception | None]:
         """Who answers, the request as the primary would get it, and what it refuses it for already.
 
-        A request that fills the context to its last token asked for no length of its own (that is what the
-        door makes of a missing max_tokens). It counts with its prompt alone, or every such request to a model
-        of a long context would be a long sequence; the primary gives it what fits into its own context.
+        A request without a length of its own (`open_ended`, or one that fills the context to its last token,
+        which is what other doors make of a missing max_tokens) counts with its prompt alone, or every such
+        request to a model of a long context would be a long sequence; the primary gives it what fits into its
+        own context.
         """
         primary, told = self._pair.primary, self.facts().context
         stats, context = primary.stats(), primary.facts().context
         prompt, refusal = self._measure(request)
-        open_ended = bool(told) and prompt + request.max_tokens >= told
+        open_ended = request.open_ended or (bool(told) and prompt + request.max_tokens >= told)
         if open_ended and prompt < context < told:
-            request = replace(request, max_tokens=context - prompt)
+            request = replace(request, max_tokens=min(request.max_tokens, context - prompt))
         facts = Facts(
             sequence_tokens=prompt + (1 if open_ended else request.max_tokens),
             context=context,

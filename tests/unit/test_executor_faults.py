@@ -226,6 +226,23 @@ def test_a_chat_that_names_no_limit_gets_what_the_context_leaves() -> None:
     served(test, engine=engine)
 
 
+@pytest.mark.parametrize(
+    ("context", "kv_tokens", "given"),
+    [(20, 0, 12), (20, 16, 8), (20, 19, 8), (20, 8, 1), (10**6, 0, 4096), (10**6, 3200, 3192), (0, 0, 256)],
+)
+def test_what_it_gets_is_bounded_by_cache_and_by_courtesy(context: int, kv_tokens: int, given: int) -> None:
+    """The text user: hi is 8 tokens here, and a block is 16."""
+    block = 16 if kv_tokens >= 16 else 1
+    facts = EngineFacts("scripted", "echo-1", context=context, kv_tokens=kv_tokens, kv_block=block)
+    engine = Scripted(["a"], facts=facts)
+
+    async def test(it: Running) -> None:
+        assert (await it.post(CHAT_PATH, {"messages": CHAT["messages"]}))[0] == 200
+        assert engine.seen[0].max_tokens == given
+
+    served(test, engine=engine)
+
+
 # -- what stands in the headers ----------------------------------------------
 
 

@@ -10,7 +10,7 @@ from services.engine import EngineFacts, GenerateRequest, Token
 from services.fallback.engine import FallbackEngine
 from services.faults import OutOfDeviceMemory
 from services.telemetry.inside import layers, upstream_metrics
-from tests.unit.executor import TEXT, TEXT_PATH, Running, served
+from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import Scripted
 
 FACTS = EngineFacts("first", "echo-1", context=100, sequences=4)
@@ -80,5 +80,21 @@ def test_an_answer_by_the_second_engine_says_so_and_both_queues_are_counted() ->
         assert "weir_fallback_" in text
         names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(names) == len(set(names))
+
+    served(test, engine=stack(first, second))
+
+
+def test_a_chat_without_a_length_stays_with_a_primary_of_a_short_context() -> None:
+    """What the door gives it (4096 tokens here) is no wish of the client's: it is no long sequence."""
+    short, long = EngineFacts("first", "echo-1", context=100), EngineFacts("second", "echo-1", context=10**5)
+    first, second = Scripted(["a"], facts=short), Scripted(["b"], facts=long)
+
+    async def test(it: Running) -> None:
+        assert (await it.post(CHAT_PATH, {"messages": CHAT["messages"]}))[0] == 200
+        assert "x-weir-fallback" not in it.last
+        assert [job.max_tokens for job in first.seen] == [100 - len("user: hi")]
+        assert not second.seen
+        await it.post(CHAT_PATH, CHAT | {"max_tokens": 4096})
+        assert it.last["x-weir-fallback"] == "sequence_length"
 
     served(test, engine=stack(first, second))
