@@ -34,8 +34,8 @@ FAILED = 500
 
 
 def admin_app(drain: Callable[[], None], pool: HotPool) -> web.Application:
-    """POST /drain (leave the mesh, finish, exit), POST /sleep?level=1, POST /wake?device=UUID, GET /state,
-    GET /snapshot (404 before the first sleep)."""
+    """POST /drain (leave the mesh, finish, exit), POST /sleep?level=1 (0: engine closed), POST
+    /wake?device=UUID, GET /state, GET /snapshot (404 before the first sleep)."""
 
     async def on_drain(_: web.Request) -> web.Response:
         drain()

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 
 class State(StrEnum):
-    """cold: asleep with its engine closed (the least recently used of too many sleepers, or one whose sleep
-    gave no memory back). quarantined: it failed a check and takes no traffic until a cold start is verified.
-    dead: the engine is broken for good."""
+    """cold: asleep with its engine closed (asked for, the least recently used of too many sleepers, or one
+    whose sleep gave no memory back). quarantined: it failed a check and takes no traffic until a cold start
+    is verified. dead: the engine is broken for good."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -34,7 +34,7 @@ CHANGES: Mapping[State, frozenset[State]] = MappingProxyType(
         _S.STARTING: frozenset({_S.RUNNING, _S.DRAINING, _S.QUARANTINED, _S.DEAD}),
         _S.RUNNING: frozenset({_S.DRAINING, _S.DEAD}),
         # Back to running: what ran did not end in time, or the mesh could not be told.
-        _S.DRAINING: frozenset({_S.ASLEEP, _S.RUNNING, _S.QUARANTINED, _S.DEAD}),
+        _S.DRAINING: frozenset({_S.ASLEEP, _S.COLD, _S.RUNNING, _S.QUARANTINED, _S.DEAD}),
         _S.ASLEEP: frozenset({_S.WAKING, _S.COLD, _S.QUARANTINED, _S.DEAD}),
         # Back to asleep: there is no room to wake into, and nothing was touched.
         _S.WAKING: frozenset({_S.RUNNING, _S.ASLEEP, _S.QUARANTINED, _S.DEAD}),

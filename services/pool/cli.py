@@ -61,7 +61,9 @@ def status(
 @app.command("sleep")
 def sleep(
     names: Names,
-    level: Annotated[int, typer.Option(help="1: weights parked, 2: weights dropped.", min=1, max=2)] = 1,
+    level: Annotated[
+        int, typer.Option(help="1: weights parked, 2: dropped, 0: engine closed.", min=0, max=2)
+    ] = 1,
     force: Annotated[bool, typer.Option("--force", help="Also the last ready one that has traffic.")] = False,
     dir: Dir = WORLD,
     consul: Agent = "",

@@ -18,6 +18,8 @@ from services.pool.steps import Stopwatch, Trouble
 from services.pool.verify import ask, garbage, kept_back
 from services.registration import Drain, quiet
 
+CLOSED = 0
+"""The level of sleep that every engine has: it is closed."""
 SLACK = 0.9
 """What the driver counts as ours, the CUDA context too, moves by a little of its own."""
 
@@ -31,11 +33,15 @@ class Sleeping:
 
     async def run(self, watch: Stopwatch, level: int) -> None:
         levels = self._p.engine.facts().sleep_levels
-        if level not in levels:
-            raise Trouble("level", f"the engine has no sleep level {level}; it has {levels or 'none'}")
+        if level not in (*levels, CLOSED):
+            has = ", ".join(map(str, levels)) or "none"
+            raise Trouble("level", f"the engine has no sleep level {level}; it has {has}, and 0 closes it")
         self._s.life.to(State.DRAINING, "going to sleep")
         try:
             await self._drained(watch)
+            if level == CLOSED:
+                await self._closed(watch)
+                return
             with watch.step("engine sleeps") as notes:
                 await self._park(level, notes)
         except (Trouble, asyncio.CancelledError):
@@ -44,6 +50,14 @@ class Sleeping:
         except BROKEN as error:
             await self._after_failed_sleep(watch, error)
         await self._asleep(watch, level)
+
+    async def _closed(self, watch: Stopwatch) -> None:
+        """Any engine can be closed, also one that knows no sleep; waking is then a cold start."""
+        self._s.life.to(State.COLD, "closed")
+        with watch.step("close"):
+            await self._cold.close()
+        with watch.step("tell Consul"):
+            await self._s.tell()
 
     async def _drained(self, watch: Stopwatch) -> None:
         with watch.step("tell the mesh"):

@@ -665,3 +665,15 @@ def test_the_drivers_count_beats_the_engines_own(kept: int) -> None:
         assert "the driver says" in slept.error
 
     lived(test, devices=cards())
+
+
+def test_level_0_closes_the_engine_after_the_drain() -> None:
+    async def test(it: World) -> None:
+        before = await it.request()
+        closed = await it.pool.sleep(0)
+        assert (closed.ok, it.state, it.orders.living) == (True, State.COLD, 0)
+        assert it.scribe.log == ["draining", "cold"]
+        assert names(closed)[:2] == ["tell the mesh", "drain"]
+        assert ((await it.pool.wake()).ok, await it.request()) == (True, before)
+
+    lived(test)
