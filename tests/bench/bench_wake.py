@@ -2,8 +2,8 @@
 
 Law: figures, no asserts. A real `weir executor` process of SmolLM2-135M in fp32 (513 MiB of weights), asked
 over HTTP like by anybody: cold from the start of the process, page cache warm; awake again from the admin
-verb. Memory is what the kernel says: of that many bytes of weights, and of KV cache that was written, how many
-left the process when the engine went to sleep.
+verb. Memory is what the kernel says: of that many bytes of weights, and of KV cache that was written, how
+many left the process when the engine went to sleep.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _sleep_and_wake(instance: _Instance, found: Found) -> None:
 
 
 async def _memory() -> dict[str, Any]:
-    """Share of weights and written KV cache that a sleeping engine gives back, in a process of its own: this."""
+    """Share of weights and written KV cache that a sleeping engine gives back; in this process."""
     from services.engines import make_engine
 
     engine, me = make_engine("torch", {"device": "cpu", "dtype": "fp32"}, MODEL), psutil.Process()

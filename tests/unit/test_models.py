@@ -109,6 +109,25 @@ def test_list_path_and_prepare_speak_json(cache: Path) -> None:
     assert isinstance(CLI.invoke(_app(), ["model", "path", NAME]).exception, UsageError)
 
 
+@pytest.mark.torch
+def test_verify_reads_everything_and_names_what_is_wrong(cache: Path) -> None:
+    from services.weights import sums
+    from tests.weights_samples import random_tensors, save_sharded
+
+    folder = _folder(cache / "mine")
+    path = save_sharded(folder, random_tensors(1), 2)[0]
+    assert "nothing to compare with" in CLI.invoke(_app(), ["model", "verify", "mine"]).stdout
+    sums.write(folder)
+    body = json.loads(CLI.invoke(_app(), ["model", "verify", "mine", "--json"]).stdout)
+    assert (body["shards"], body["checked"], body["verdict"]) == (2, True, "as prepared")
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 4
+    path.write_bytes(data)
+    done = CLI.invoke(_app(), ["model", "verify", "mine"])
+    assert done.exit_code == 1
+    assert f"shard {path.name}: tensor" in str(done.exception)
+
+
 GGUF = b"GGUF as it comes"
 
 
