@@ -21,7 +21,8 @@ weights.park()
 parked = weights.resident_bytes()
 weights.unpark()
 total = float(sum(t.double().sum() for t in weights.tensors.values()))
-print(json.dumps({"source": weights.report.source, "parked": parked, "nbytes": weights.nbytes, "total": total}))
+found = {"source": weights.report.source, "parked": parked, "nbytes": weights.nbytes, "total": total}
+print(json.dumps(found))
 """
 
 
