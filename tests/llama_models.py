@@ -57,8 +57,13 @@ KINDS: dict[str, dict[str, Any]] = {
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
-def build(folder: Path, kind: str = "gqa", *, seed: int = 0, shards: bool = False, **changes: Any) -> Path:
-    """Save a model of this kind with a tokenizer of 256 bytes. shards: in several files."""
+def build(
+    folder: Path, kind: str = "gqa", *, seed: int = 0, shards: bool = False, poison: int = -1, **changes: Any
+) -> Path:
+    """Save a model of this kind with a tokenizer of 256 bytes.
+
+    shards: in several files. poison: token id whose embedding is NaN.
+    """
     body = BASE | KINDS[kind] | changes
     model_class, config_class = {
         "mistral": (MistralForCausalLM, MistralConfig),
@@ -71,6 +76,8 @@ def build(folder: Path, kind: str = "gqa", *, seed: int = 0, shards: bool = Fals
         for name, parameter in model.named_parameters():
             if name.endswith(".bias"):
                 torch.nn.init.normal_(parameter, std=0.2)
+        if poison >= 0:
+            model.get_input_embeddings().weight.data[poison] = float("nan")
         model.save_pretrained(folder, max_shard_size="60KB" if shards else "1GB")
     byte_tokenizer(folder)
     return folder

@@ -22,22 +22,26 @@ NEVER = float("-inf")
 @dataclass(slots=True)
 class Decodes:
     """B sequences, one token each. blocks: (B · N,) padded with own blocks; mask: (B, 1, 1, N · block);
-    buffer: where every layer gathers its blocks."""
+    lengths: (B,) int32, keys that there are; buffer: where every layer gathers its blocks."""
 
     count: int
     blocks: Tensor
     mask: Tensor
+    lengths: Tensor
     buffer: Tensor
 
 
 @dataclass(slots=True)
 class Prefill:
-    """One chunk: rows `at` to `at + count`. blocks (N,), mask (count, N · block) and buffer are None where
-    the chunk is the whole of what it sees: then K and V come from the step itself, and causality is enough.
+    """One chunk: rows `at` to `at + count`, which see `keys` keys.
+
+    blocks (N,), mask (count, N · block) and buffer are None where the chunk is the whole of what it sees:
+    then K and V come from the step itself, and causality is enough.
     """
 
     at: int
     count: int
+    keys: int
     blocks: Tensor | None = None
     mask: Tensor | None = None
     buffer: Tensor | None = None
@@ -93,7 +97,7 @@ def _decodes(sequences: Seq[Sequence], pool: KvPool, dtype: torch.dtype, window:
     first = torch.tensor([[s.dropped * pool.block] for s in sequences]).to(pool.device)
     last = torch.tensor([[s.computed] for s in sequences]).to(pool.device)
     mask = decode_mask(first, last, width * pool.block, dtype, window)
-    return Decodes(count, table.view(-1), mask, pool.buffer(count * width))
+    return Decodes(count, table.view(-1), mask, lengths(first, last), pool.buffer(count * width))
 
 
 def decode_mask(first: Tensor, last: Tensor, tokens: int, dtype: torch.dtype, window: int) -> Tensor:
@@ -107,10 +111,15 @@ def decode_mask(first: Tensor, last: Tensor, tokens: int, dtype: torch.dtype, wi
     return mask[:, None, None]
 
 
+def lengths(first: Tensor, last: Tensor) -> Tensor:
+    """(B,): keys in the table of each row, its own included."""
+    return (last - first + 1).view(-1).int()
+
+
 def _prefill(chunk: Chunk, at: int, pool: KvPool, dtype: torch.dtype, window: int) -> Prefill:
     end = chunk.start + chunk.count
     if not chunk.start and (not window or end <= window):
-        return Prefill(at, chunk.count)
+        return Prefill(at, chunk.count, chunk.count)
     s, device = chunk.sequence, pool.device
     first = s.dropped * pool.block
     query = torch.arange(chunk.start, end, device=device)[:, None]
@@ -120,4 +129,4 @@ def _prefill(chunk: Chunk, at: int, pool: KvPool, dtype: torch.dtype, window: in
         hidden |= key <= query - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, NEVER)
     blocks = torch.tensor(s.blocks, dtype=torch.int64, device=device)
-    return Prefill(at, chunk.count, blocks, mask, pool.buffer(len(s.blocks)))
+    return Prefill(at, chunk.count, end - first, blocks, mask, pool.buffer(len(s.blocks)))

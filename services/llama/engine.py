@@ -10,15 +10,16 @@ import torch
 from services.engine import EngineFacts, EngineStats
 from services.faults import WakeFailed
 from services.kv.shape import ceil_div
-from services.llama.attention import Sdpa
 from services.llama.blocks import Blocks
 from services.llama.cached import CachedCore
 from services.llama.decoder import Decoder
+from services.llama.flash import choose as choose_attention
+from services.llama.graph import GraphCore
 from services.llama.lifecycle import LlamaEngine
 from services.llama.model import Model
 from services.llama.planner import Planner
 from services.llama.pool import KvPool, shape_of
-from services.llama.settings import DEFAULT_KV_TOKENS
+from services.llama.settings import AUTO, DEFAULT_KV_TOKENS
 
 CHECK_TOKENS = 8
 """Length of the fixed prompt that is answered after waking: one step in which every weight takes part."""
@@ -75,11 +76,13 @@ class TorchEngine(LlamaEngine):
     def _build(self) -> CachedCore:
         settings, model = self.model.settings, self.model
         window = model.config.window
-        decoder = Decoder(model.config, model.weights.tensors, Sdpa(window))
+        attention = choose_attention(settings.attention, model.device, model.dtype, window)
+        decoder = Decoder(model.config, model.weights.tensors, attention)
         pool = KvPool(model.config, self._blocks(), settings.block, model.kv_dtype, model.device)
         blocks = Blocks(pool.blocks, pool.block)
         planner = Planner(blocks, most=settings.max_sequences, chunk=settings.chunk, window=window)
-        self._core = CachedCore(decoder, planner, pool)
+        graphs = settings.graphs == "on" or (settings.graphs == AUTO and model.device.type == "cuda")
+        self._core = GraphCore(decoder, planner, pool) if graphs else CachedCore(decoder, planner, pool)
         self._expected = self._core.answer(self._question())
         return self._core
 

@@ -13,10 +13,10 @@ import torch
 
 from services.engine import EngineFacts, EngineStats
 from services.faults import BadLogits, EngineFault, OutOfDeviceMemory, WakeFailed
-from services.llama.attention import Sdpa
 from services.llama.core import Outcome, is_out_of_memory
 from services.llama.decoder import Decoder
 from services.llama.engine import TorchEngine
+from services.llama.flash import choose as choose_attention
 from services.llama.lifecycle import LlamaEngine
 from services.llama.sampling import choose
 from services.llama.sequence import Sequence
@@ -26,7 +26,7 @@ class LayerwiseCore:
     """See core.Core. One sequence after the other: two at once would need the activations of both."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self.queue: deque[Sequence] = deque()
 
     def add(self, sequence: Sequence) -> None:
@@ -60,7 +60,7 @@ class LayerwiseCore:
     @torch.inference_mode()
     def next_token(self, sequence: Sequence) -> tuple[int, bool]:
         """The token behind what the sequence has, and whether its logits were finite."""
-        decoder = self._decoder
+        decoder = self.decoder
         ids = torch.tensor(sequence.tokens, dtype=torch.int64, device=decoder.device)
         run = decoder.enter(ids, torch.arange(len(ids), device=decoder.device))
         for layer in decoder.layers:
@@ -109,8 +109,9 @@ class LayerwiseEngine(LlamaEngine):
         )
 
     def _build(self) -> LayerwiseCore:
-        config = self.model.config
-        self._core = LayerwiseCore(Decoder(config, self.model.weights.tensors, Sdpa(config.window)))
+        model, config = self.model, self.model.config
+        attention = choose_attention(model.settings.attention, model.device, model.dtype, config.window)
+        self._core = LayerwiseCore(Decoder(config, model.weights.tensors, attention))
         self._expected = self._answer()
         return self._core
 

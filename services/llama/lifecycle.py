@@ -29,6 +29,8 @@ class LlamaEngine(ABC):
     """An Engine (services/engine.py). name: of the engine, on every token."""
 
     name = ""
+    patience_s = 5.0
+    """How long `close` waits for a step to end."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -98,7 +100,7 @@ class LlamaEngine(ABC):
         serving, self._serving = self._serving, None
         if not serving.dead:
             serving.worker.call(self._end)
-        if not await serving.close():
+        if not await serving.close(self.patience_s):
             log.error("%s: a step hangs; its thread and memory are lost until the process ends", self.name)
             return
         self.model.leave(self)

@@ -50,7 +50,7 @@ class Planner:
     """Waiting and running sequences over one pool of blocks. chunk: prompt tokens computed in one step."""
 
     def __init__(self, blocks: Blocks, *, most: int, chunk: int, window: int = 0) -> None:
-        self.blocks, self._most, self._chunk, self._window = blocks, most, chunk, window
+        self.blocks, self.most, self._chunk, self._window = blocks, most, chunk, window
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -117,7 +117,7 @@ class Planner:
 
     def _admit(self) -> bool:
         """Let the head of the queue run, if all of its tokens so far will find room."""
-        if not self.waiting or len(self.running) >= self._most:
+        if not self.waiting or len(self.running) >= self.most:
             return False
         if self._peak(len(self.waiting[0].tokens)) > self.blocks.free:
             return False

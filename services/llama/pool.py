@@ -33,7 +33,8 @@ def shape_of(config: LlamaConfig, dtype: torch.dtype, block: int) -> KvShape:
 
 
 class KvPool:
-    """`blocks` blocks of `block` tokens. dtype: as stored; compute dtype is the caller's."""
+    """`blocks` blocks of `block` tokens. dtype: as stored; compute dtype is the caller's. generation: grows
+    whenever the memory was taken anew (on a GPU it lies elsewhere then)."""
 
     def __init__(
         self, config: LlamaConfig, blocks: int, block: int, dtype: torch.dtype, device: torch.device
@@ -44,6 +45,7 @@ class KvPool:
         self._store = _STORED_AS.get(dtype.itemsize, dtype)
         self.nbytes = config.layers * blocks * block * config.kv_row * dtype.itemsize
         self._arena = HostArena(self.nbytes) if device.type == "cpu" else None
+        self.generation = 0
         self._whole: Tensor | None = None
         self.layers: tuple[Tensor, ...] = ()
         self.rows: tuple[Tensor, ...] = ()
@@ -56,6 +58,7 @@ class KvPool:
         else:
             whole = torch.zeros(self._shape, dtype=self._store, device=self.device)
         self._whole = whole
+        self.generation += 1
         # Per layer, two views of the same memory: by block for gathering, by token for writing.
         self.layers = tuple(layer.view(self.blocks, -1) for layer in whole)
         self.rows = tuple(layer.view(self.blocks * self.block, self._row) for layer in whole)
@@ -65,6 +68,9 @@ class KvPool:
         self._whole, self.layers, self.rows = None, (), ()
         if self._arena is not None:
             self._arena.release()
+        else:
+            # torch keeps freed memory for itself otherwise.
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         self.give_back()

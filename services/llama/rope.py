@@ -40,5 +40,5 @@ def table(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype, device:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (T, heads, d), cos and sin (T, 1, d). A new tensor. The second half, swapped in front, meets the sign in `sin`."""
+    """x (T, heads, d), cos and sin (T, 1, d); a new tensor. The halves are swapped, the sign is in `sin`."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -42,7 +42,11 @@ def choose(logits: Tensor, how: Seq[Sampling], indices: Seq[int]) -> tuple[list[
 
 
 def _draw(logits: Tensor, how: Seq[Sampling], throws: Seq[float]) -> Tensor:
-    """Inverse transform: the token in whose share of the probabilities the throw falls."""
+    """Inverse transform: the token in whose share of the probabilities the throw falls.
+
+    Which way a row goes must depend on the row alone: the ways lay the shares out in different orders, so
+    that the same throw means another token.
+    """
     device = logits.device
     heat = torch.tensor([s.temperature for s in how], device=device)[:, None]
     # A tiny temperature would overflow: shifted by the largest logit, all are ≤ 0 and the best stays 0.
@@ -50,15 +54,31 @@ def _draw(logits: Tensor, how: Seq[Sampling], throws: Seq[float]) -> Tensor:
     shares = torch.softmax(shifted / heat.clamp_min(1e-6), -1).nan_to_num_(0.0)
     top_p = torch.tensor([s.top_p for s in how], device=device, dtype=torch.float64)[:, None]
     throw = torch.tensor(throws, device=device, dtype=torch.float64)[:, None]
-    if all(s.top_p >= 1 for s in how):
-        return _pick(shares.double(), throw)
+    found = torch.empty(len(how), dtype=torch.int64, device=device)
+    whole = torch.tensor([s.top_p >= 1 for s in how], device=device)
+    if bool(whole.any()):
+        found[whole] = _pick(shares[whole].double(), throw[whole])
+    part = ~whole
+    if bool(part.any()):
+        found[part] = _nucleus(shares[part], top_p[part], throw[part])
+    return found
+
+
+def _nucleus(shares: Tensor, top_p: Tensor, throw: Tensor) -> Tensor:
+    """Draw among the likeliest tokens that together reach top_p."""
     best, order = shares.topk(min(NUCLEUS, shares.shape[-1]), -1)
-    if bool((best.double().sum(-1, keepdim=True) < top_p).any()):
-        best, order = shares.sort(-1, descending=True)
+    found = _pick_sorted(best, order, top_p, throw)
+    flat = best.double().sum(-1) < top_p[:, 0]
+    if bool(flat.any()):
+        best, order = shares[flat].sort(-1, descending=True)
+        found[flat] = _pick_sorted(best, order, top_p[flat], throw[flat])
+    return found
+
+
+def _pick_sorted(best: Tensor, order: Tensor, top_p: Tensor, throw: Tensor) -> Tensor:
     best = best.double()
     # A token stays while those before it don't yet reach top_p: the first always does.
-    before = best.cumsum(-1) - best
-    kept = best.masked_fill(before >= top_p, 0.0)
+    kept = best.masked_fill(best.cumsum(-1) - best >= top_p, 0.0)
     return order.gather(-1, _pick(kept, throw)[:, None])[:, 0]
 
 

@@ -107,7 +107,7 @@ class Serving:
             if not sequence.cancelled:
                 self.worker.cancel(sequence)
 
-    async def close(self, timeout_s: float = 5.0) -> bool:
+    async def close(self, timeout_s: float) -> bool:
         """Whether the worker's thread ended; streams that are open end with EngineDied."""
         for stream in tuple(self._streams.values()):
             stream.fail(EngineDied("the engine was closed"))
