@@ -53,6 +53,7 @@ class Sleeping:
 
     async def _closed(self, watch: Stopwatch) -> None:
         """Any engine can be closed, also one that knows no sleep; waking is then a cold start."""
+        self._memory.held, self._memory.asleep = self._p.engine.stats().memory_bytes, 0
         self._s.life.to(State.COLD, "closed")
         with watch.step("close"):
             await self._cold.close()

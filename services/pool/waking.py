@@ -27,19 +27,25 @@ class Waking:
 
     async def run(self, watch: Stopwatch, device: str) -> None:
         where = await self._named(device)
-        if self._s.life.state in (State.COLD, State.QUARANTINED, State.DEAD):
-            await self._cold.again(watch, f"it was {self._s.life.state}", where)
+        was = self._s.life.state
+        if was in (State.QUARANTINED, State.DEAD):
+            await self._cold.again(watch, f"it was {was}", where)
             return
-        self._s.life.to(State.WAKING)
-        with watch.step("tell the mesh"):
-            await self._s.tell()
+        if was is not State.COLD:
+            self._s.life.to(State.WAKING)
+            with watch.step("tell the mesh"):
+                await self._s.tell()
         try:
             with watch.step("room") as notes:
                 where = await self._where(where, notes)
         except (NoRoom, WeirError, DeviceLost) as error:
             code = "no_room" if isinstance(error, NoRoom) else "device"
-            await self._s.become(State.ASLEEP, str(error))
+            if was is not State.COLD:
+                await self._s.become(State.ASLEEP, str(error))
             raise Trouble(code, f"{error}; it sleeps on") from error
+        if was is State.COLD:
+            await self._cold.again(watch, f"it was {was}", where)
+            return
         try:
             await self._up(watch, where)
         except BROKEN as error:

@@ -677,3 +677,22 @@ def test_level_0_closes_the_engine_after_the_drain() -> None:
         assert ((await it.pool.wake()).ok, await it.request()) == (True, before)
 
     lived(test)
+
+
+def test_a_cold_one_too_starts_where_there_is_room_and_not_too_much_to_do() -> None:
+    async def test(it: World) -> None:
+        assert it.devices is not None
+        a, b = (d.uuid for d in it.devices.list())
+        await it.pool.sleep(0)
+        it.devices.set_used(a, 9_900)
+        it.devices.set_used(b, 9_900)
+        assert ((await it.pool.wake()).code, it.state) == ("no_room", State.COLD)
+        it.devices.set_used(b, 0)
+        assert ((await it.pool.wake()).ok, it.engine.binding.uuid) == (True, b)
+        await it.pool.sleep()
+        await it.pool.cool()
+        it.devices.set_load(b, 0.9)
+        it.devices.set_used(a, 0)
+        assert ((await it.pool.wake()).ok, it.engine.binding.uuid) == (True, a)
+
+    lived(test, devices=cards())
