@@ -168,3 +168,44 @@ def test_a_wall_clock_that_jumps_changes_nothing_but_what_it_says(jump_s: float)
             await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_crowd_does_nothing_is_left_and_everything_is_counted(seed: int) -> None:
+    """Whole and streamed, one and several choices, tenants of all classes, deadlines, clients that leave."""
+    rng = Random(seed)
+    tenants = ["gold-demo", "silver-demo", "bronze-demo", "nobody", ""]
+
+    async def client(it: Running) -> None:
+        body = TEXT | {
+            "n": rng.choice([1, 1, 3]),
+            "max_tokens": rng.randint(1, 60),
+            "seed": rng.randint(0, 9),
+        }
+        headers = {"x-weir-tenant": rng.choice(tenants)}
+        if rng.random() < 0.3:
+            headers["x-weir-deadline-ms"] = str(rng.randint(1, 80))
+        patience = rng.choice([None, None, rng.uniform(0.001, 0.05)])
+        try:
+            async with asyncio.timeout(patience):
+                await it.read(TEXT_PATH, body | {"stream": rng.random() < 0.6}, headers)
+        except (TimeoutError, aiohttp.ClientError):
+            pass  # it left, or its stream was cut at its deadline
+
+    async def test(it: Running) -> None:
+        await asyncio.gather(*(client(it) for _ in range(60)))
+        await it.until(lambda: empty(it))
+        assert it.sample("weir_executor_requests_total") <= 60
+        codes = {
+            sample.labels["code"]
+            for family in it.instance.registry.collect()
+            if family.name == "weir_executor_requests"
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+        assert codes <= {"200", "429", "499", "504"}
+        assert it.sample("weir_executor_tokens_total") == it.sample("vllm:generation_tokens_total")
+        assert it.sample("weir_batching_submitted_total") >= it.sample("weir_batching_placed_total")
+        assert (await it.post(TEXT_PATH, TEXT))[0] == 200
+
+    served(test, engine=stack(BatchingSettings(queue_limit=40), slots=8))
