@@ -7,7 +7,7 @@ copies.
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -17,30 +17,35 @@ from services.llama.batch import Batch, Decodes, Prefill
 from services.llama.pool import KvPool
 
 
-class Attention(Protocol):
-    """q (T, heads, d) and kv (T, 2, kv_heads, d) of this step, the pool with everything before and these."""
+class Attention(ABC):
+    """q (T, heads, d) and kv (T, 2, kv_heads, d) of this step; the pool holds these and all before."""
 
     def step(self, q: Tensor, kv: Tensor, batch: Batch, pool: KvPool, layer: int) -> Tensor:
         """All rows of a step."""
+        parts = [self.decode(q[it.at : it.at + it.count], it, pool, layer) for it in batch.decodes]
+        for it in batch.prefills:
+            rows = slice(it.at, it.at + it.count)
+            parts.append(self.prefill(q[rows], kv[rows], it, pool, layer))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    @abstractmethod
     def whole(self, q: Tensor, kv: Tensor) -> Tensor:
         """One whole sequence without a cache, causal (and inside the window)."""
 
+    @abstractmethod
+    def decode(self, q: Tensor, it: Decodes, pool: KvPool, layer: int) -> Tensor:
+        """The rows of one group of decoding sequences."""
 
-class Sdpa:
+    @abstractmethod
+    def prefill(self, q: Tensor, kv: Tensor, it: Prefill, pool: KvPool, layer: int) -> Tensor:
+        """The rows of one chunk."""
+
+
+class Sdpa(Attention):
     """torch.nn.functional.scaled_dot_product_attention. window: 0 or tokens that a query sees."""
 
     def __init__(self, window: int = 0) -> None:
         self._window = window
-
-    def step(self, q: Tensor, kv: Tensor, batch: Batch, pool: KvPool, layer: int) -> Tensor:
-        parts = []
-        if batch.decodes is not None:
-            parts.append(self._decode(q[: batch.decodes.count], batch.decodes, pool, layer))
-        for chunk in batch.prefills:
-            rows = slice(chunk.at, chunk.at + chunk.count)
-            parts.append(self._prefill(q[rows], kv[rows], chunk, pool, layer))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def whole(self, q: Tensor, kv: Tensor) -> Tensor:
         return self._causal(q, kv, self._window_mask(q))
@@ -60,11 +65,11 @@ class Sdpa:
         )
         return out[0].transpose(0, 1).reshape(q.shape)
 
-    def _decode(self, q: Tensor, it: Decodes, pool: KvPool, layer: int) -> Tensor:
+    def decode(self, q: Tensor, it: Decodes, pool: KvPool, layer: int) -> Tensor:
         k, v = pool.read(pool.gather(layer, it.blocks, it.buffer), it.count, q.dtype)
         return _attend(q[:, :, None], k, v, it.mask).reshape(q.shape)
 
-    def _prefill(self, q: Tensor, kv: Tensor, it: Prefill, pool: KvPool, layer: int) -> Tensor:
+    def prefill(self, q: Tensor, kv: Tensor, it: Prefill, pool: KvPool, layer: int) -> Tensor:
         if it.blocks is None or it.buffer is None:
             return self._causal(q, kv, None)
         k, v = pool.read(pool.gather(layer, it.blocks, it.buffer), 1, q.dtype)

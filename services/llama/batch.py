@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,13 +18,19 @@ from services.llama.pool import KvPool
 from services.llama.sequence import Sequence
 
 NEVER = float("-inf")
+LEAST_WIDTH = 8
+"""Blocks up to which tables aren't told apart: a launch costs more than what padding wastes."""
 
 
 @dataclass(slots=True)
 class Decodes:
-    """B sequences, one token each. blocks: (B · N,) padded with own blocks; mask: (B, 1, 1, N · block);
-    lengths: (B,) int32, keys that there are; buffer: where every layer gathers its blocks."""
+    """Rows `at` to `at + count`: B sequences, one token each.
 
+    blocks: (B · N,) padded with own blocks; mask: (B, 1, 1, N · block); lengths: (B,) int32, keys that there
+    are; buffer: where every layer gathers its blocks.
+    """
+
+    at: int
     count: int
     blocks: Tensor
     mask: Tensor
@@ -55,7 +62,7 @@ class Batch:
     positions: Tensor
     slots: Tensor
     rows: Tensor | None
-    decodes: Decodes | None
+    decodes: tuple[Decodes, ...]
     prefills: list[Prefill]
 
 
@@ -76,8 +83,19 @@ def build(plan: Plan, pool: KvPool, dtype: torch.dtype, window: int = 0) -> Batc
             rows.append(len(ids) - 1)
     whole = torch.tensor([ids, positions, slots], dtype=torch.int64).to(pool.device)
     wanted = None if len(rows) == len(ids) else torch.tensor(rows, dtype=torch.int64, device=pool.device)
-    decodes = _decodes(plan.decodes, pool, dtype, window) if plan.decodes else None
+    decodes = tuple(_decodes(group, plan.decodes, pool, dtype, window) for group in groups(plan.decodes))
     return Batch(whole[0], whole[1], whole[2], wanted, decodes, prefills)
+
+
+def groups(sequences: Seq[Sequence]) -> list[range]:
+    """Rows that share a table. Tables are padded to the widest of a group, so a long sequence must not
+    share one with many short ones: within a group, at most twice as wide. Sequences come by width."""
+    cuts = [0]
+    for row, sequence in enumerate(sequences):
+        narrowest = len(sequences[cuts[-1]].blocks)
+        if len(sequence.blocks) > max(LEAST_WIDTH, 2 * narrowest):
+            cuts.append(row)
+    return [range(a, b) for a, b in pairwise([*cuts, len(sequences)]) if b > a]
 
 
 def slot(sequence: Sequence, position: int, block: int) -> int:
@@ -91,13 +109,15 @@ def padded(sequences: Seq[Sequence], width: int) -> list[list[int]]:
     return [s.blocks + s.blocks[:1] * (width - len(s.blocks)) for s in sequences]
 
 
-def _decodes(sequences: Seq[Sequence], pool: KvPool, dtype: torch.dtype, window: int) -> Decodes:
+def _decodes(rows: range, all_: Seq[Sequence], pool: KvPool, dtype: torch.dtype, window: int) -> Decodes:
+    sequences = all_[rows.start : rows.stop]
     count, width = len(sequences), max(len(s.blocks) for s in sequences)
     table = torch.tensor(padded(sequences, width), dtype=torch.int64).to(pool.device)
     first = torch.tensor([[s.dropped * pool.block] for s in sequences]).to(pool.device)
     last = torch.tensor([[s.computed] for s in sequences]).to(pool.device)
     mask = decode_mask(first, last, width * pool.block, dtype, window)
-    return Decodes(count, table.view(-1), mask, lengths(first, last), pool.buffer(count * width))
+    buffer = pool.buffer(count * width)
+    return Decodes(rows.start, count, table.view(-1), mask, lengths(first, last), buffer)
 
 
 def decode_mask(first: Tensor, last: Tensor, tokens: int, dtype: torch.dtype, window: int) -> Tensor:

@@ -61,18 +61,15 @@ class CachedCore:
 
     @torch.inference_mode()
     def _compute(self, plan: Plan) -> tuple[list[int], list[bool]]:
-        batch = build(plan, self.pool, self.decoder.dtype, self._window)
-        sampled = plan.sampled
+        logits, sampled = self.forward(plan), plan.sampled
         if not sampled:
-            batch.rows = torch.zeros(0, dtype=torch.int64, device=self.pool.device)
-        logits = self.forward(plan, batch)
-        return (
-            choose(logits, [s.sampling for s in sampled], [s.made for s in sampled]) if sampled else ([], [])
-        )
+            return [], []
+        return choose(logits, [s.sampling for s in sampled], [s.made for s in sampled])
 
-    def forward(self, plan: Plan, batch: Batch) -> Tensor:
-        """Logits of the rows that get a token."""
-        return self.decoder.logits(batch, self.pool)
+    def forward(self, plan: Plan, batch: Batch | None = None) -> Tensor:
+        """Logits of the rows that get a token. batch: of this plan, where it is there already."""
+        whole = batch or build(plan, self.pool, self.decoder.dtype, self._window)
+        return self.decoder.logits(whole, self.pool)
 
     @torch.inference_mode()
     def answer(self, ids: Seq[int]) -> list[int]:

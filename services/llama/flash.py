@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regions.cli.errors import UsageError
 from services.llama.attention import Attention, Sdpa
-from services.llama.batch import Batch, Decodes, Prefill
+from services.llama.batch import Decodes, Prefill
 from services.llama.pool import KvPool
 from services.llama.settings import AUTO
 
@@ -32,22 +32,13 @@ class Kernels(Protocol):
     def flash_attn_with_kvcache(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, **more: Any) -> Tensor: ...
 
 
-class Flash:
+class Flash(Attention):
     """window: 0 or tokens that a query sees."""
 
     def __init__(self, kernels: Kernels, window: int = 0) -> None:
         self._kernels = kernels
         # Counted without the query itself; -1 is all.
         self._seen = (window - 1, 0) if window else (-1, -1)
-
-    def step(self, q: Tensor, kv: Tensor, batch: Batch, pool: KvPool, layer: int) -> Tensor:
-        parts = []
-        if batch.decodes is not None:
-            parts.append(self._decode(q[: batch.decodes.count], batch.decodes, pool, layer))
-        for chunk in batch.prefills:
-            rows = slice(chunk.at, chunk.at + chunk.count)
-            parts.append(self._prefill(q[rows], kv[rows], chunk, pool, layer))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def whole(self, q: Tensor, kv: Tensor) -> Tensor:
         return self._causal(q, kv[:, 0], kv[:, 1])
@@ -57,7 +48,7 @@ class Flash:
         more = {"causal": True, "window_size": self._seen}
         return self._kernels.flash_attn_func(q[None], k[None], v[None], **more)[0]
 
-    def _decode(self, q: Tensor, it: Decodes, pool: KvPool, layer: int) -> Tensor:
+    def decode(self, q: Tensor, it: Decodes, pool: KvPool, layer: int) -> Tensor:
         k, v = pool.read(pool.gather(layer, it.blocks, it.buffer), it.count, q.dtype)
         more = {"cache_seqlens": it.lengths, "causal": True, "window_size": self._seen}
         found = self._kernels.flash_attn_with_kvcache(
@@ -65,7 +56,7 @@ class Flash:
         )
         return found[:, 0]
 
-    def _prefill(self, q: Tensor, kv: Tensor, it: Prefill, pool: KvPool, layer: int) -> Tensor:
+    def prefill(self, q: Tensor, kv: Tensor, it: Prefill, pool: KvPool, layer: int) -> Tensor:
         if it.blocks is None or it.buffer is None:
             return self.whole(q, kv)
         k, v = pool.read(pool.gather(layer, it.blocks, it.buffer), 1, q.dtype)

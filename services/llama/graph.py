@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from services.kv.shape import ceil_div
-from services.llama.batch import Batch, Decodes, build, decode_mask, lengths, padded, slot
+from services.llama.batch import Batch, Decodes, decode_mask, lengths, padded, slot
 from services.llama.cached import CachedCore
 from services.llama.decoder import Decoder
 from services.llama.planner import Plan, Planner
 from services.llama.pool import KvPool
 from services.llama.sequence import Sequence
+
+ROOM = 2
+"""Blocks that a step may gather, in pools; of one layer at a time, so ROOM / layers of the pool's bytes."""
 
 COLUMNS = 5
 """Numbers per row in front of its blocks: id, position, slot, position of the first key, and of the query."""
@@ -74,12 +77,13 @@ def table(sequences: tuple[Sequence, ...], rows: int, blocks: int, block: int) -
 class _Step:
     """One bucket: its buffers, and the step that reads them."""
 
-    def __init__(self, rows: int, blocks: int, decoder: Decoder, pool: KvPool) -> None:
+    def __init__(self, rows: int, blocks: int, decoder: Decoder, pool: KvPool, room: Tensor) -> None:
+        """room: where layers gather blocks, shared by all steps: one runs at a time."""
         device = pool.device
         self.rows, self.blocks = rows, blocks
         self._input = torch.zeros((rows, COLUMNS + blocks), dtype=torch.int64, device=device)
         self._window, self._decoder, self._pool = decoder.config.window, decoder, pool
-        self._gathered = pool.buffer(rows * blocks)
+        self._gathered = room[: rows * blocks]
         self._logits: Tensor | None = None
         self._launch: Callable[[], None] = self._compute
 
@@ -98,8 +102,8 @@ class _Step:
         tokens = self.blocks * self._pool.block
         mask = decode_mask(numbers[:, 3:4], numbers[:, 4:5], tokens, self._decoder.dtype, self._window)
         blocks = numbers[:, COLUMNS:].reshape(-1)
-        decodes = Decodes(self.rows, blocks, mask, lengths(numbers[:, 3], numbers[:, 4]), self._gathered)
-        self._logits = self._decoder.logits(Batch(ids, positions, slots, None, decodes, []), self._pool)
+        decodes = Decodes(0, self.rows, blocks, mask, lengths(numbers[:, 3], numbers[:, 4]), self._gathered)
+        self._logits = self._decoder.logits(Batch(ids, positions, slots, None, (decodes,), []), self._pool)
 
     def _capture(self, memory: Any) -> None:
         # Once outside: libraries set themselves up at their first call, which can't be captured. Running a
@@ -125,24 +129,31 @@ class GraphCore(CachedCore):
         self._steps: dict[tuple[int, int], _Step] = {}
         self._generation = -1
         self._memory: Any = None
+        self._room = pool.buffer(0)
 
     def forward(self, plan: Plan, batch: Batch | None = None) -> Tensor:
         """Logits of the rows that get a token. batch: not needed where all rows decode."""
         if plan.chunks or not plan.decodes:
-            whole = batch or build(plan, self.pool, self.decoder.dtype, self.decoder.config.window)
-            return super().forward(plan, whole)
-        if self._generation != self.pool.generation:
-            # Pool and weights lie elsewhere than before sleeping: what was captured points to nothing.
-            self._steps.clear()
-            self._generation, self._memory = self.pool.generation, None
-            if self.pool.device.type == "cuda":
-                self._memory = torch.cuda.graph_pool_handle()
+            return super().forward(plan, batch)
         widest = max(len(s.blocks) for s in plan.decodes)
         key = self.buckets.of(len(plan.decodes), widest)
+        if key[0] * key[1] > ROOM * self.pool.blocks:
+            # One long sequence among many short ones: padding all to its width costs more than launches.
+            return super().forward(plan, batch)
+        self._renew()
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = _Step(*key, self.decoder, self.pool)
+            step = self._steps[key] = _Step(*key, self.decoder, self.pool, self._room)
         return step(table(plan.decodes, *key, self.pool.block), self._memory)[: len(plan.decodes)]
+
+    def _renew(self) -> None:
+        """Forget what was captured before sleeping: pool and weights lie elsewhere now."""
+        if self._generation == self.pool.generation:
+            return
+        self._steps.clear()
+        self._generation, self._room = self.pool.generation, self.pool.buffer(ROOM * self.pool.blocks)
+        if self.pool.device.type == "cuda":
+            self._memory = torch.cuda.graph_pool_handle()
 
 
 def make(decoder: Decoder, planner: Planner, pool: KvPool) -> GraphCore:

@@ -160,8 +160,8 @@ class Model:
 
     @property
     def weights_bytes(self) -> int:
-        """On the device now."""
-        return self._weights.resident_bytes() if self._weights is not None and not self.level else 0
+        """On the device now. (`resident_bytes` would walk the page tables: not for every look at stats.)"""
+        return self._weights.nbytes if self._weights is not None and not self.level else 0
 
 
 def free_bytes(device: torch.device) -> int:

@@ -31,7 +31,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """decodes: one pending token each. chunks: more, or the first of a sequence."""
+    """decodes: one pending token each, few blocks first. chunks: more, or the first of a sequence."""
 
     decodes: tuple[Sequence, ...] = ()
     chunks: tuple[Chunk, ...] = ()
@@ -79,8 +79,10 @@ class Planner:
             budget -= self._continue(self.running[-1], budget, chunks)
         # A sequence may have been preempted after it was planned.
         alive = set(map(id, self.running))
+        # By width: the runner puts sequences of like length together.
+        decodes = sorted((s for s in decodes if id(s) in alive), key=lambda s: len(s.blocks))
         return Plan(
-            tuple(s for s in decodes if id(s) in alive),
+            tuple(decodes),
             tuple(c for c in chunks if id(c.sequence) in alive),
         )
 

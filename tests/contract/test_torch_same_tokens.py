@@ -76,6 +76,18 @@ def test_a_window_gives_blocks_back_and_changes_no_token(tmp_path: Path) -> None
     assert asyncio.run(check()) == greedy(folder, ids, 60)
 
 
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_one_long_sequence_among_short_ones(graphs: str, gqa: Path) -> None:
+    prompts = [prompt(0, 200), *(prompt(i, 3) for i in range(1, 6))]
+    expected = [greedy(gqa, ids, ANSWER) for ids in prompts]
+
+    async def check() -> None:
+        async with started(gqa, block=2, kv_tokens=420, graphs=graphs) as engine:
+            assert await staggered(engine, [request(ids, ANSWER) for ids in prompts]) == expected
+
+    asyncio.run(check())
+
+
 def test_weights_in_several_files(tmp_path: Path) -> None:
     folder = build(tmp_path, shards=True)
     assert len(list(folder.glob("*.safetensors"))) > 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regions.cli.errors import UsageError
 from services.llama.attention import Sdpa
-from services.llama.batch import build
+from services.llama.batch import LEAST_WIDTH, build, groups
 from services.llama.blocks import Blocks
 from services.llama.config import LlamaConfig, Rope
 from services.llama.decoder import Decoder
@@ -145,6 +145,16 @@ def _some(config: LlamaConfig) -> tuple[Tensor, Tensor]:
         torch.randn(30, config.heads, config.head_dim, generator=dice),
         torch.randn(30, 2, config.kv_heads, config.head_dim, generator=dice),
     )
+
+
+@given(st.lists(st.integers(1, 300), max_size=20))
+def test_a_long_sequence_does_not_widen_the_short_ones(widths: list[int]) -> None:
+    widths.sort()
+    found = groups([Sequence([0], 1, 1, blocks=[0] * width) for width in widths])
+    assert [row for rows in found for row in rows] == list(range(len(widths)))
+    for rows in found:
+        padded = max(widths[row] for row in rows)
+        assert all(padded <= max(LEAST_WIDTH, 2 * widths[row]) for row in rows)
 
 
 def test_new_memory_means_new_graphs() -> None:
