@@ -50,6 +50,7 @@ class HostWeights:
         self._folder, self._dtype = folder, dtype
         self._clock = clock or SystemClock()
         self._awake = True
+        self._resident: int | None = None
         self._files = read_folder(folder)
         self._layout = layout(self._files.facts, run_dtype(dtype))
         self.nbytes = self._layout.nbytes
@@ -70,7 +71,7 @@ class HostWeights:
     def park(self) -> None:
         """Tens of milliseconds at most, whatever the size."""
         self._arena.release()
-        self._awake = False
+        self._changed(awake=False)
 
     def drop(self) -> None:
         """The page cache lets them go too, unless another process uses the same file."""
@@ -85,10 +86,19 @@ class HostWeights:
         self._wake(self._fill_checked)
 
     def resident_bytes(self) -> int:
-        return self._arena.resident_bytes()
+        """Asked of the kernel once after a change: it takes a millisecond, and metrics ask all the time."""
+        if self._resident is None:
+            try:
+                self._resident = self._arena.resident_bytes()
+            except OSError as error:
+                log.warning(
+                    "nobody can tell what is in memory (%s): the size of the weights is reported", error
+                )
+                self._resident = self._layout.size if self._awake else 0
+        return self._resident
 
     def close(self) -> None:
-        self._awake = False
+        self._changed(awake=False)
         self._tensors = {}
         self._arena.close()
         if self._parked is not None:
@@ -105,7 +115,10 @@ class HostWeights:
         except BaseException:
             self._arena.release()
             raise
-        self._awake = True
+        self._changed(awake=True)
+
+    def _changed(self, *, awake: bool) -> None:
+        self._awake, self._resident = awake, None
 
     def _fill(self) -> None:
         if isinstance(self._arena, FileArena):
@@ -137,7 +150,9 @@ class HostWeights:
             found = cache.find(name, self._layout.size)
             if found is not None and self._sound(found, progress):
                 return found
-            return cache.write(name, self._layout.size, lambda arena: self._read(arena, progress))
+            made = cache.write(name, self._layout.size, lambda arena: self._read(arena, progress))
+            made.arena.unpark()
+            return made
 
     def _sound(self, found: Parked, progress: Progress | None) -> bool:
         meter = Meter(f"{self._folder.name}, parked", self._layout.size, progress, self._clock)

@@ -62,6 +62,7 @@ def _same(weights: Any, wanted: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("opened", [_host, _anonymous, _device])
 def test_sleep_gives_memory_back_and_waking_brings_the_same(model: Path, opened: Opener) -> None:
     weights = opened(model)
+    assert weights.resident_bytes() >= weights.nbytes
     wanted, objects = _copies(weights), dict(weights.tensors)
     assert weights.nbytes == sum(t.nbytes for t in wanted.values())
     for sleep, wake in (("park", "unpark"), ("drop", "reload"), ("drop", "unpark"), ("park", "reload")):
@@ -250,6 +251,21 @@ def test_devices_and_dtypes_that_there_are_not(model: Path, device: str, dtype: 
 
     with pytest.raises(UsageError):
         open_weights(model, device=device, dtype=dtype)
+
+
+def test_where_the_kernel_doesnt_tell_the_size_is_reported(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.weights import pages
+
+    def nobody(address: int, nbytes: int) -> int:
+        raise FileNotFoundError("/proc/self/pagemap")
+
+    monkeypatch.setattr(pages, "resident", nobody)
+    weights = _host(model)
+    assert weights.resident_bytes() >= weights.nbytes
+    weights.park()
+    assert weights.resident_bytes() == 0
 
 
 def test_small_weights_get_no_file(model: Path) -> None:
