@@ -50,7 +50,7 @@ def known_kernels(env: Env) -> Iterator[Kernel]:
         return
     yield _sdpa("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION)
     try:
-        from flash_attn import flash_attn_func
+        from flash_attn import flash_attn_func  # type: ignore[import-not-found]
     except ImportError:
         return
 

@@ -19,6 +19,7 @@ from services.llama.blocks import Blocks
 from services.llama.cached import CachedCore
 from services.llama.config import LlamaConfig
 from services.llama.decoder import Decoder
+from services.llama.graph import GraphCore
 from services.llama.planner import Planner
 from services.llama.pool import KvPool
 from services.llama.sequence import Sequence
@@ -60,10 +61,13 @@ class Core:
         return len(running) == count and all(one.computed >= one.prompt for one in running)
 
     def launcher(self) -> Callable[[], Tensor]:
-        """The forward pass of the next step; the same one each time it is called, since nobody books it."""
-        plan = self.inner.planner.plan()
-        batch = build(plan, self.inner.pool, self.inner.decoder.dtype, self.inner.decoder.config.window)
-        return lambda: self.inner.forward(plan, batch)
+        """The next step from its plan to the last thing that the device is told, without waiting for it. The
+        same step each time it is called, since nobody books it."""
+        inner, plan = self.inner, self.inner.planner.plan()
+        if isinstance(inner, GraphCore):
+            return lambda: inner.forward(plan)
+        window = inner.decoder.config.window
+        return lambda: inner.forward(plan, build(plan, inner.pool, inner.decoder.dtype, window))
 
     @torch.inference_mode()
     def error(self) -> float:
@@ -94,15 +98,8 @@ def make_core(
     blocks = (batch + 1) * (blocks_for(longest, DEFAULT_BLOCK) + 1)
     pool = KvPool(config, blocks, DEFAULT_BLOCK, decoder.dtype, env.device)
     planner = Planner(Blocks(blocks, DEFAULT_BLOCK), most=batch, chunk=CHUNK, window=config.window)
-    return Core(
-        _graphed(decoder, planner, pool) if graph else CachedCore(decoder, planner, pool), config.vocabulary
-    )
-
-
-def _graphed(decoder: Decoder, planner: Planner, pool: KvPool) -> CachedCore:
-    from services.llama import graph
-
-    return graph.make(decoder, planner, pool)
+    made = (GraphCore if graph else CachedCore)(decoder, planner, pool)
+    return Core(made, config.vocabulary)
 
 
 def sequence(vocabulary: int, length: int, answer: int, seed: int) -> Sequence:

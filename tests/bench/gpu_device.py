@@ -40,6 +40,6 @@ def facts(device: torch.device) -> dict[str, Any]:
             "multiprocessors": it.multi_processor_count,
             "capability": f"{it.major}.{it.minor}",
             "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         }
     return known

@@ -9,13 +9,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mesh.clock import SystemClock
 from tests.bench.gpu_rows import LLAMA_1B, TINY, Deadline
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,17 @@ def repeats_for(env: Env, one_ms: float, most: int, share: float) -> int:
     return max(3, min(most, int(env.deadline.left_s * 1000 * share / max(one_ms, 1e-3))))
 
 
+def clocked(env: Env, work: Callable[[], T]) -> tuple[T, float]:
+    """What it gives, and the seconds it took, device work included."""
+    sync(env.device)
+    begin = now()
+    found = work()
+    sync(env.device)
+    return found, now() - begin
+
+
 def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _clocked_ms(work: Callable[[], object]) -> float:

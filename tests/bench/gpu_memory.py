@@ -19,6 +19,7 @@ from services.llama.attention import Sdpa
 from services.llama.batch import Batch
 from services.llama.config import LlamaConfig, from_hf
 from services.llama.decoder import Decoder
+from services.llama.pool import KvPool
 from tests.bench.gpu_cores import Core, make_core, sequence
 from tests.bench.gpu_env import Env, random_weights, sync, tidy, wall_ms
 from tests.bench.gpu_rows import CLAIM_FRAGMENTATION, churn, failed, fragmentation, row, spread, stay
@@ -137,14 +138,15 @@ class _Nowhere:
         pass
 
 
-class Growing:
-    """Attention (services/llama/attention.py) over one tensor per layer and sequence, grown by
-    concatenation: what a cache without a pool does. caches[layer][place]: (tokens, 2, kv_heads, d)."""
+class Growing(Sdpa):
+    """Attention over one tensor per layer and sequence, grown by concatenation: what a cache without a pool
+    does. caches[layer][place]: (tokens, 2, kv_heads, d)."""
 
     def __init__(self, layers: int, places: int) -> None:
+        super().__init__()
         self.caches: list[list[Tensor]] = [[torch.empty(0)] * places for _ in range(layers)]
 
-    def step(self, q: Tensor, kv: Tensor, batch: Batch, pool: object, layer: int) -> Tensor:
+    def step(self, q: Tensor, kv: Tensor, batch: Batch, pool: KvPool, layer: int) -> Tensor:
         caches = self.caches[layer]
         for place in range(len(caches)):
             caches[place] = torch.cat((caches[place], kv[place : place + 1]))
@@ -154,9 +156,6 @@ class Growing:
         k, v = padded[:, :, 0].transpose(1, 2), padded[:, :, 1].transpose(1, 2)
         out = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=mask, enable_gqa=True)
         return out.reshape(q.shape)
-
-    def whole(self, q: Tensor, kv: Tensor) -> Tensor:
-        return Sdpa().whole(q, kv)
 
 
 @torch.inference_mode()
@@ -190,7 +189,8 @@ def _seat(env: Env, config: LlamaConfig, growing: Growing, place: int, length: i
 
 def _batch(env: Env, positions: Sequence[int]) -> Batch:
     at = torch.tensor(positions, dtype=torch.int64, device=env.device)
-    return Batch(torch.ones_like(at), at, torch.zeros_like(at), None, None, [])
+    ids, slots = torch.ones_like(at), torch.zeros_like(at)
+    return Batch(ids=ids, positions=at, slots=slots, rows=None, decodes=(), prefills=[])
 
 
 def _transfers(env: Env) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""From a file to the device and back: load rate, cold start, sleeping and waking.
+"""From a file to the device: load rate and cold start; what sleeps and wakes then is gpu_wake.py's.
 
 Law: one section; yields rows. Writes one file of random weights to a temporary folder and removes it. What
 weir does (services/weights) stands beside what the machine can (plain reads, pinned copies).
@@ -10,26 +10,21 @@ import ctypes
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from services.llama.config import from_hf
 from services.weights import open_weights
-from tests.bench.gpu_cores import Core, make_core, sequence
-from tests.bench.gpu_env import Env, now, random_weights, sync, tidy
-from tests.bench.gpu_rows import CLAIM_WAKE, failed, row, spread
+from tests.bench.gpu_env import Env, clocked, now, random_weights, sync, tidy
+from tests.bench.gpu_rows import row
+from tests.bench.gpu_wake import wake_rows
 
 FILE = "model.safetensors"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
-CYCLES = 5
-PROCESS = "import torch; torch.empty(1, device={device!r}); torch.cuda.synchronize() if {cuda} else None"
 
 
 def section(env: Env) -> Iterator[dict[str, Any]]:
@@ -126,7 +121,7 @@ def _ours(env: Env, folder: Path, size: int, disk: float) -> Iterator[dict[str, 
 
     env.deadline.check(3.0)
     forget(folder / FILE)
-    held, cold_s = _clocked(env, load)
+    held, cold_s = clocked(env, load)
     rate = size / cold_s / 1e9
     peer = "plain read, page cache dropped"
     yield row(
@@ -134,113 +129,10 @@ def _ours(env: Env, folder: Path, size: int, disk: float) -> Iterator[dict[str, 
     )
     yield row("weir load, how", None, "", note=str(held.report)[:300])
     try:
-        core, build_s = yield from _built(env, held.tensors)
-        yield row("from loaded weights to the first token", build_s * 1000, "ms")
-        yield from _cycles(env, held, core, cold_s + build_s)
+        yield from wake_rows(env, held, cold_s)
     finally:
         held.close()
     env.deadline.check(3.0)
-    warm, warm_s = _clocked(env, load)
+    warm, warm_s = clocked(env, load)
     warm.close()
     yield row("weir load, from the page cache", size / warm_s / 1e9, "GB/s")
-
-
-def _built(env: Env, tensors: Mapping[str, Tensor]) -> Generator[dict[str, Any], None, tuple[Core, float]]:
-    """A core that has made its first token, and seconds. Without graphs where they can't be captured."""
-    config = from_hf(env.model)
-    for graph in (True, False):
-        try:
-            return _clocked(
-                env,
-                lambda graph=graph: _first_token(env, make_core(env, config, tensors, 2, 64, graph=graph)),
-            )
-        except (RuntimeError, ImportError) as error:
-            if not graph:
-                raise
-            yield failed("CUDA graphs over loaded weights", error)
-    raise AssertionError("unreachable")
-
-
-def _cycles(env: Env, held: Any, core: Core, cold_s: float) -> Iterator[dict[str, Any]]:
-    """Asleep and awake again, several times: how fast, what was given back, whether anything leaks."""
-    expected = core.answer(range(1, 9))
-    before = _used(env)
-    wakes, parks, back, same = [], [], [], True
-    for _ in range(2 if env.tiny else CYCLES):
-        env.deadline.check(2.0)
-        held_before = _used(env)
-        _, park_s = _clocked(env, lambda: (core.park(), held.park()))
-        back.append((held_before - _used(env)) / (held.nbytes + core.pool_bytes) if env.cuda else None)
-        _, wake_s = _clocked(env, lambda: (held.unpark(), core.unpark(), core.answer(range(1, 9))))
-        same = same and core.answer(range(1, 9)) == expected
-        wakes.append(wake_s)
-        parks.append(park_s)
-    wake = spread(wakes)
-    peer = "cold start in the same process"
-    goal = f"ratio <= {1 / CLAIM_WAKE:.4f}"
-    yield row(
-        "wake to the first token", wake.p50 * 1000, "ms", peer=peer, peer_value=cold_s * 1000, goal=goal
-    )
-    yield row("fixed prompt answered otherwise after a wake", float(not same), "", goal="== 0")
-    yield row("park", spread(parks).p50 * 1000, "ms")
-    rates = [held.nbytes / s / 1e9 for s in wakes]
-    yield row("wake, weights per second", max(rates), "GB/s", **_copy_peer(env, held.nbytes))
-    if env.cuda:
-        given = min(share for share in back if share is not None)
-        yield row("given back while asleep, of weights and KV", given, "", goal=">= 0.9")
-        yield row("leaked by all cycles", (_used(env) - before) / 2**20, "MiB", goal="<= 64 MiB")
-    else:
-        yield row(
-            "given back while asleep", None, "", note="read off the device's own counter; there is none"
-        )
-    yield _process(env, cold_s, wake.p50)
-
-
-def _process(env: Env, cold_s: float, wake_s: float) -> dict[str, Any]:
-    """A cold start as users see it also pays for a new process and its context on the device."""
-    code = PROCESS.format(device=str(env.device), cuda=env.cuda)
-    _, s = _clocked(env, lambda: subprocess.run([sys.executable, "-c", code], check=True, timeout=60))
-    return row(
-        "wake to the first token, against a cold start with its process",
-        wake_s * 1000,
-        "ms",
-        peer="new process, context, load, first token",
-        peer_value=(s + cold_s) * 1000,
-        goal=f"ratio <= {1 / CLAIM_WAKE:.4f}",
-        claim="S8: 1.82 s and 47 ms",
-    )
-
-
-def _copy_peer(env: Env, nbytes: int) -> dict[str, Any]:
-    """How fast this machine copies so many bytes from pinned memory: no wake can be faster."""
-    if not env.cuda:
-        return {}
-    source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty(nbytes, dtype=torch.uint8, device=env.device)
-    best = min(_clocked(env, lambda: target.copy_(source, non_blocking=True))[1] for _ in range(3))
-    return {"peer": "one copy from pinned memory", "peer_value": nbytes / best / 1e9}
-
-
-def _first_token(env: Env, core: Core) -> Core:
-    core.add(sequence(core.vocabulary, 8, 2, seed=1))
-    while core.busy():
-        env.deadline.check()
-        core.step()
-    return core
-
-
-def _used(env: Env) -> int:
-    """Bytes of the device that are taken, by whomever: the driver's own count, not the allocator's."""
-    if not env.cuda:
-        return 0
-    free, total = torch.cuda.mem_get_info(env.device)
-    return total - free
-
-
-def _clocked(env: Env, work: Callable[[], Any]) -> tuple[Any, float]:
-    """What it gives, and seconds."""
-    sync(env.device)
-    begin = now()
-    found = work()
-    sync(env.device)
-    return found, now() - begin

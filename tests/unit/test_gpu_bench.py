@@ -6,6 +6,7 @@ What only a GPU can tell is not pretended: those figures are None here, with a n
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -181,9 +182,12 @@ def test_the_table_shows_verdicts_errors_and_notes() -> None:
     assert "ValueError: why" in text[3]
 
 
-def script(*args: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def script(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tests/bench/gpu.py"), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd="/")
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # tiny tensors gain nothing by more, a busy machine loses
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, cwd="/", env=alone
+    )
 
 
 @pytest.mark.torch
@@ -209,14 +213,13 @@ def test_every_section_runs_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = script()
-    assert done.returncode == 2
-    assert "--device cpu --tiny" in done.stderr
+    assert gpu.run(gpu.parser().parse_args([])) == 2
+    assert "--device cpu --tiny" in capsys.readouterr().err
 
 
 @pytest.mark.torch
@@ -243,3 +246,124 @@ def test_the_sections_need_nothing_but_torch_and_the_loaders_libraries() -> None
         [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+class Card:
+    """Stands in for torch.cuda where only the figures of a card are asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        self.allocated, self.reserved, self.taken = 75, 100, 0
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: self.allocated)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: self.reserved)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000 - self.taken, 1000))
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Tick())
+
+    def env(self) -> Any:
+        import torch
+
+        from tests.bench.gpu_env import Env
+
+        return Env(torch.device("cuda"), False, Budget(Hand(), 60, {"a": 60}).open("a"))
+
+
+class Tick:
+    """An event of the device: the next one is 2 ms later."""
+
+    made = 0.0
+
+    def record(self) -> None:
+        Tick.made += 2.0
+        self.at = Tick.made
+
+    def elapsed_time(self, end: Tick) -> float:
+        return end.at - self.at
+
+
+@pytest.mark.torch
+def test_rows_of_fragmentation_as_a_card_would_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.bench import gpu_memory
+
+    env = Card(monkeypatch).env()
+    monkeypatch.setattr(gpu_memory, "make_core", lambda *args, graph: graph)
+    monkeypatch.setattr(gpu_memory, "grown", lambda *args: [18.0, 20.0])
+    monkeypatch.setattr(gpu_memory, "pooled", lambda env, graph, load: [9.0, 9.2] if graph else [10.0])
+    load = gpu_memory.Load(16, 4, [[8]])
+    plain, pool, graph = gpu_memory._of_batch(env, None, {}, load)  # type: ignore[arg-type]
+    assert (plain["value"], plain["goal"]) == (19.0, "")
+    assert (pool["value"], pool["peer_value"], pool["goal"]) == (10.0, 19.0, "")
+    assert (graph["value"], graph["goal"], graph["met"]) == (9.1, "<= 9.2 %", True)
+    monkeypatch.setattr(gpu_memory, "pooled", lambda *args: 1 / 0 if args[1] else [10.0])
+    with pytest.raises(ZeroDivisionError):  # our own mistakes aren't taken for the card's
+        list(gpu_memory._of_batch(env, None, {}, load))  # type: ignore[arg-type]
+
+
+@pytest.mark.torch
+def test_a_graph_that_cant_be_captured_costs_its_own_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.bench import gpu_memory
+
+    def pooled(env: Any, graph: bool, load: Any) -> list[float]:
+        if graph:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return [10.0]
+
+    env = Card(monkeypatch).env()
+    monkeypatch.setattr(gpu_memory, "make_core", lambda *args, graph: graph)
+    monkeypatch.setattr(gpu_memory, "grown", lambda *args: [18.0])
+    monkeypatch.setattr(gpu_memory, "pooled", pooled)
+    rows = list(gpu_memory._of_batch(env, None, {}, gpu_memory.Load(32, 4, [[8]])))  # type: ignore[arg-type]
+    assert [r["value"] for r in rows] == [18.0, 10.0, None]
+    assert rows[2]["error"].endswith("capturing")
+
+
+@pytest.mark.torch
+def test_a_card_is_read_off_and_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.bench.gpu_env import timed_ms
+    from tests.bench.gpu_memory import _read
+
+    card = Card(monkeypatch)
+    env, readings = card.env(), []
+    _read(env, readings)
+    card.reserved = 0
+    _read(env, readings)
+    assert readings == [25.0]
+    calls: list[int] = []
+    assert timed_ms(env, lambda: calls.append(1), 3, warm=2) == [2.0, 2.0, 2.0]
+    assert len(calls) == 5
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("gives_back", "leaks", "garbles"), [(700, 0, False), (300, 1 << 27, True)])
+def test_cycles_say_what_came_back_what_leaked_and_what_was_answered(
+    monkeypatch: pytest.MonkeyPatch, gives_back: int, leaks: int, garbles: bool
+) -> None:
+    from tests.bench import gpu_wake
+
+    card = Card(monkeypatch)
+    answers = iter([1] + [2 if garbles else 1] * 9)
+
+    class Both:
+        nbytes, pool_bytes = 500, 250
+
+        def park(self) -> None:
+            card.taken -= gives_back // 2
+
+        def unpark(self) -> None:
+            card.taken += gives_back // 2 + leaks // 10
+
+        def answer(self, ids: object) -> list[int]:
+            return [next(answers)]
+
+    both: Any = Both()
+    env = card.env()
+    monkeypatch.setattr(gpu_wake, "_copy_peer", lambda *args: {})
+    found = gpu_wake.cycle(env, both, both)
+    rows = {r["metric"]: r for r in gpu_wake.rows_of(env, found, 500, 1.0)}
+    assert rows["given back while asleep, of weights and KV"]["met"] is (gives_back == 700)
+    assert rows["leaked by all cycles"]["met"] is (leaks == 0)
+    assert rows["fixed prompt answered otherwise after a wake"]["met"] is not garbles
+    assert rows["wake to the first token"]["met"] is True
