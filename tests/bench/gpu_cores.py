@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from services.kv.shape import DEFAULT_BLOCK, blocks_for
-from services.llama.attention import Sdpa
 from services.llama.batch import build
 from services.llama.blocks import Blocks
 from services.llama.cached import CachedCore
 from services.llama.config import LlamaConfig
 from services.llama.decoder import Decoder
+from services.llama.flash import choose
 from services.llama.graph import GraphCore
 from services.llama.planner import Planner
 from services.llama.pool import KvPool
 from services.llama.sequence import Sequence
+from services.llama.settings import AUTO
 from tests.bench.gpu_env import Env
 
 CHUNK = 512
@@ -94,7 +95,8 @@ def make_core(
 ) -> Core:
     """Room for `batch` sequences of `longest` tokens. graph: with CUDA graphs; on the CPU the same buffers
     without a capture."""
-    decoder = Decoder(config, weights, Sdpa(config.window))
+    attention = choose(AUTO, env.device, env.dtype, config.window)
+    decoder = Decoder(config, weights, attention)
     blocks = (batch + 1) * (blocks_for(longest, DEFAULT_BLOCK) + 1)
     pool = KvPool(config, blocks, DEFAULT_BLOCK, decoder.dtype, env.device)
     planner = Planner(Blocks(blocks, DEFAULT_BLOCK), most=batch, chunk=CHUNK, window=config.window)
