@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from services.faults import EngineFault
+from services.faults import DeviceLost, EngineDied, EngineFault
 from services.llama.sequence import Sequence
 
 
@@ -56,3 +56,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+
+
+def death(error: Exception) -> EngineDied:
+    """What everybody hears after a step that failed in no way we know: the device's own fault, or ours."""
+    text = f"a step failed: {type(error).__name__}: {error}"
+    return DeviceLost(text) if isinstance(error, torch.AcceleratorError) else EngineDied(text)

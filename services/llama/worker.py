@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from services.faults import EngineDied
-from services.llama.core import Core, Outcome
+from services.llama.core import Core, Outcome, death
 from services.llama.sequence import Sequence
 
 log = logging.getLogger("weir.torch")
@@ -109,8 +109,9 @@ class Worker:
             outcomes = core.step()
         except Exception as error:
             log.exception("a step failed: the engine is dead")
-            self.dead = f"a step failed: {type(error).__name__}: {error}"
-            outcomes = [Outcome(s, error=EngineDied(self.dead)) for s in core.everyone()]
+            reason = death(error)
+            self.dead = str(reason)
+            outcomes = [Outcome(s, error=reason) for s in core.everyone()]
             for outcome in outcomes:
                 outcome.sequence.cancelled = True
             core.reap()
@@ -122,6 +123,8 @@ class Worker:
 
 
 def _answer(future: Future[Any], what: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(what())
     except BaseException as error:  # it belongs to whoever waits for it

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from services.engine import Token
-from services.faults import BadLogits, EngineDied, EngineFault, OutOfDeviceMemory
+from services.faults import BadLogits, DeviceLost, EngineDied, EngineFault, OutOfDeviceMemory
 from tests.contract.torch_engines import answer, at_zero, ids_of, request, started, until
 from tests.llama_models import build, greedy, prompt
 
@@ -125,6 +125,22 @@ def test_anything_else_kills_the_engine_and_all_who_wait_hear_it(
 
     with caplog.at_level(logging.CRITICAL):
         asyncio.run(check())
+
+
+def test_a_fault_of_the_device_is_told_as_such(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: the device fell off the bus")
+
+    async def check() -> None:
+        async with started(folder) as engine:
+            monkeypatch.setattr(engine._core.decoder, "enter", lost)
+            with pytest.raises(DeviceLost, match="fell off"):
+                await answer(engine, request(prompt(1, 9), 2))
+            assert "fell off" in engine.stats().dead
+
+    asyncio.run(check())
 
 
 def test_a_step_that_hangs_stops_neither_the_loop_nor_closing(

@@ -99,6 +99,21 @@ def test_other_weights_after_waking_are_seen(folder: Path, monkeypatch: pytest.M
     asyncio.run(check())
 
 
+def test_who_gives_up_waiting_for_sleep_leaves_an_engine_that_wakes(folder: Path) -> None:
+    async def check() -> None:
+        async with started(folder) as engine:
+            for turns in range(6):
+                sleeping = asyncio.create_task(engine.sleep())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                sleeping.cancel()
+                await asyncio.wait([sleeping])
+                await engine.wake()
+                assert await ids_of(engine, request(IDS, 4)) == greedy(folder, IDS, 4)
+
+    asyncio.run(check())
+
+
 def test_without_room_it_stays_asleep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         async with started(folder) as engine:
