@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,14 @@ class VllmEngine:
         o = self._options
         found = await interpreter(o.python, log.info)
         port = free_port()
-        what = plan(o, found.python, (self._model, self._folder), port, gpu=found.gpu)
+        what = plan(
+            o,
+            found.python,
+            (self._model, self._folder),
+            port,
+            gpu=found.gpu,
+            cpus=len(os.sched_getaffinity(0)),
+        )
         self._it = it = self._serving(what, port, gpu=found.gpu)
         try:
             await it.process.start(it.client, o.start_s, log.info)
@@ -93,7 +101,7 @@ class VllmEngine:
         file = Path(o.log) if o.log else cache_dir() / "vllm" / f"server-{port}.log"
         process = ServerProcess(what.argv, what.env, file, self._clock)
         level = in_thread(self._measure(gpu, o.device), lambda: process.pid)
-        sleeper = Sleeper(client, level, SleepRules(o.min_freed, o.wake_s), self._clock)
+        sleeper = Sleeper(client, level, SleepRules(o.min_freed, o.wake_s, o.settle_s), self._clock)
         return Serving(process, client, Rest(client, sleeper, level), Watch(client, o.metrics_s, self._clock))
 
     async def _learnt(self, it: Serving, what: Plan, device: str) -> EngineFacts:

@@ -28,8 +28,9 @@ class VllmOptions:
     for vLLM's own default. threads: of a CPU, 0 for all but one. eager: no compilation: starts sooner. sleep:
     "auto" has sleep levels where the platform can. min_freed: share of what was held that sleeping must give
     back. args: more for vLLM's command line, as a shell would read it. Seconds: start_s until healthy, stop_s
-    from SIGTERM to SIGKILL, token_s between two tokens, wake_s for one verb of sleeping or waking, metrics_s
-    between two looks at its metrics. log: file of its output; empty for one in the user's cache.
+    from SIGTERM to SIGKILL, token_s between two tokens, wake_s for one verb of sleeping or waking, settle_s
+    after sleeping until memory is back, metrics_s between two looks at its metrics. log: file of its output;
+    empty for one in the user's cache.
     """
 
     python: str = ""
@@ -48,6 +49,7 @@ class VllmOptions:
     stop_s: float = 3.5
     token_s: float = 300.0
     wake_s: float = 120.0
+    settle_s: float = 5.0
     metrics_s: float = 1.0
     log: str = ""
 
@@ -63,6 +65,7 @@ _LIMITS: Limits = {
     "stop_s": (0, 3600),
     "token_s": (0.001, 86_400),
     "wake_s": (0.1, 86_400),
+    "settle_s": (0, 3600),
     "metrics_s": (0.05, 3600),
 }
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -93,8 +96,9 @@ class Plan:
     sequences: int
 
 
-def plan(it: VllmOptions, python: Path, model: tuple[str, Path], port: int, *, gpu: bool) -> Plan:
-    """model: (name in the API, folder). gpu: the vLLM of this python is for a GPU. Raises UsageError."""
+def plan(it: VllmOptions, python: Path, model: tuple[str, Path], port: int, *, gpu: bool, cpus: int) -> Plan:
+    """model: (name in the API, folder). gpu: the vLLM of this python is for a GPU. cpus: that we may use.
+    Raises UsageError."""
     if it.sleep == "on" and not gpu:
         raise UsageError("engine option sleep=on", "this vLLM is for the CPU, which has no sleep mode")
     sleep = gpu and it.sleep != "off"
@@ -107,10 +111,12 @@ def plan(it: VllmOptions, python: Path, model: tuple[str, Path], port: int, *, g
     argv += ["--gpu-memory-utilization", f"{it.gpu_share:g}"] if it.gpu_share else []
     argv += ["--enforce-eager"] if it.eager and not gpu else []
     argv += ["--enable-sleep-mode"] if sleep else []
-    return Plan((*argv, *shlex.split(it.args)), environment(it, gpu=gpu, sleep=sleep), sleep, sequences)
+    return Plan(
+        (*argv, *shlex.split(it.args)), environment(it, gpu=gpu, sleep=sleep, cpus=cpus), sleep, sequences
+    )
 
 
-def environment(it: VllmOptions, *, gpu: bool, sleep: bool) -> dict[str, str]:
+def environment(it: VllmOptions, *, gpu: bool, sleep: bool, cpus: int) -> dict[str, str]:
     """Variables on top of our own. It may ask nobody outside, listen nowhere but on loopback."""
     env = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -130,5 +136,5 @@ def environment(it: VllmOptions, *, gpu: bool, sleep: bool) -> dict[str, str]:
     return env | {
         "VLLM_CPU_KVCACHE_SPACE": str(it.kv_gb),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(it.threads or 1),
+        "OMP_NUM_THREADS": str(it.threads or max(1, cpus - 1)),
     }

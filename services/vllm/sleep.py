@@ -19,17 +19,19 @@ from services.faults import EngineFault, WakeFailed
 from services.upstream.client import Upstream
 from services.vllm.memory import Level, Meter
 
-SETTLE_S, LOOK_S = 5.0, 0.1
-"""How long after its answer a sleep may take to give memory back; between two looks."""
+LOOK_S = 0.1
+"""Between two looks at the memory."""
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SleepRules:
-    """min_freed: share of the memory held that sleeping must give back. limit_s: for one verb."""
+    """min_freed: share of the memory held that sleeping must give back, within settle_s of its answer.
+    limit_s: for one verb."""
 
     min_freed: float
     limit_s: float
+    settle_s: float
 
 
 class Sleeper:
@@ -60,7 +62,7 @@ class Sleeper:
             )
 
     async def _given_back(self, before: int) -> int:
-        end = self._clock.monotonic() + SETTLE_S
+        end = self._clock.monotonic() + self._rules.settle_s
         while True:
             freed = max(0, before - (await self._level()).held)
             if freed >= self._rules.min_freed * before or self._clock.monotonic() >= end:

@@ -64,6 +64,8 @@ class Watch:
                     self.hung = f"the vLLM server has answered nothing for {silent:.0f} s"
             # A burst of ends is one look: the pause comes first, then whatever asked during it.
             await self._clock.sleep(min(0.05, self._every_s))
+            # Not wait_for: in 3.11 it swallows a cancellation that comes together with what it waits for.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudge.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):
+                    await self._nudge.wait()
             self._nudge.clear()

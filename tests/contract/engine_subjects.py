@@ -77,6 +77,7 @@ def stand_in(folder: Path, measure: Any = on_host, **options: Any) -> VllmEngine
     given = {
         "python": str(python),
         "metrics_s": "0.05",
+        "settle_s": "0.5",
         "max_model_len": "1024",
         "start_s": "30",
         "log": str(folder / "vllm.log"),
