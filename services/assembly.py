@@ -52,7 +52,7 @@ def assemble(stack: Stack, clock: Clock, rng: Random) -> Engine:
         from services.fallback.rules_file import load_rules
 
         rules = load_rules(Path(stack.rules))
-    return FallbackEngine(scheduled, second, rules, clock)
+    return FallbackEngine(scheduled, second, rules, clock, shared=stack.fallback == LAYERWISE)
 
 
 def _second(stack: Stack, primary: Engine) -> Engine:

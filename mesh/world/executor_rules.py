@@ -77,7 +77,7 @@ def job(targets: Sequence[Target]) -> dict[str, Any]:
 def group() -> dict[str, Any]:
     """Recording rules and alerts."""
     recorded: list[dict[str, Any]] = [{"record": name, "expr": expr} for name, expr in RECORDED.items()]
-    return {"name": "weir-executors", "rules": [*recorded, _unhealthy(), _silent()]}
+    return {"name": "weir-executors", "rules": [*recorded, _unhealthy(), _silent(), _second()]}
 
 
 _LABELS = {"severity": "critical", "team": "serving"}
@@ -108,5 +108,19 @@ def _silent() -> dict[str, Any]:
         "annotations": {
             "summary": f"{_WHO} doesn't answer",
             "description": "Its /metrics can't be read: it is gone, or stuck.",
+        },
+    }
+
+
+def _second() -> dict[str, Any]:
+    """An instance whose first engine is dead still answers, by its second one: its health stays 1."""
+    return {
+        "alert": "ModelInstanceOnFallback",
+        "expr": f'weir_fallback_engine_dead{{job="{JOB}",engine="primary"}} == 1',
+        "for": "1m",
+        "labels": {**_LABELS, "severity": "warning"},
+        "annotations": {
+            "summary": f"{_WHO} answers by its second engine alone",
+            "description": "Its first engine is dead: drain and restart it.",
         },
     }

@@ -13,6 +13,9 @@ from services.faults import Refused
 
 UNLIMITED = 1 << 62
 RATE_WINDOW_S = 5.0
+OPEN_ENDED_TOKENS = 512
+"""Booked for an answer whose length nobody named. Few grow longer; those that do grow inside the engine,
+which preempts. To book all that the context leaves would let two or three chats fill a cache."""
 RETRY_LEAST_S, RETRY_MOST_S, RETRY_UNKNOWN_S = 0.1, 60.0, 1.0
 
 
@@ -26,8 +29,11 @@ def limits(facts: EngineFacts, how: BatchingSettings) -> Limits:
     return Limits(places, lanes, batch, blocks, facts.kv_block, facts.context, facts.continuous)
 
 
-def need(size: int, max_tokens: int, it: Limits) -> int:
-    """KV blocks of a sequence at its longest. Raises Refused (400) for one that can never be served."""
+def need(size: int, max_tokens: int, it: Limits, *, open_ended: bool = False) -> int:
+    """KV blocks of a sequence at its longest. Raises Refused (400) for one that can never be served.
+
+    open_ended: the client named no length, max_tokens is a bound and no expectation.
+    """
     whole = size + max_tokens
     if it.context and whole > it.context:
         message = (
@@ -39,6 +45,8 @@ def need(size: int, max_tokens: int, it: Limits) -> int:
     if blocks > it.blocks:
         message = f"{whole} tokens are {blocks} blocks of KV; the whole cache has {it.blocks}"
         raise Refused(400, "kv_never_fits", message, param="max_tokens")
+    if open_ended:
+        return -(-(size + min(max_tokens, OPEN_ENDED_TOKENS)) // it.block)
     return blocks
 
 

@@ -141,7 +141,9 @@ class Scheduled:
     def _submitted(self, core: Core[Job], request: GenerateRequest) -> Job:
         try:
             self._check()
-            blocks = need(self.engine.size(request), request.max_tokens, core.limits)
+            blocks = need(
+                self.engine.size(request), request.max_tokens, core.limits, open_ended=request.open_ended
+            )
             now = self._clock.monotonic()
             job = Job(blocks, self._ranks.get(request.tenant_class, len(self._ranks)), now)
             if request.deadline_s is not None:

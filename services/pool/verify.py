@@ -14,8 +14,8 @@ from services.engine import Engine, GenerateRequest
 from services.faults import EngineHung
 
 FIXED_PROMPT = "The river rises in the hills, and the weir below the mill"
-PROBE_TOKENS = 3
-"""The first comes from all weights at once, the others from the KV cache too. Each costs a step, and the mesh
+PROBE_TOKENS = 2
+"""The first comes from all weights at once, the other from the KV cache too. Each costs a step, and the mesh
 waits for it."""
 GIVEN_BACK = 0.9
 """Least share of what it held that a sleeping engine gives back (vllm#32714: 6 GB instead of 20)."""

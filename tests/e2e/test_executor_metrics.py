@@ -118,6 +118,13 @@ def _up(values: str) -> list[dict[str, str]]:
     return [{"series": series_name("up", WHERE), "values": values}]
 
 
+ENGINE = WHERE | {"model_name": "m", "engine": "primary"}
+
+
+def _first(values: str) -> list[dict[str, str]]:
+    return [{"series": series_name("weir_fallback_engine_dead", ENGINE), "values": values}]
+
+
 def _unhealthy(share: str) -> dict[str, Any]:
     return {
         "exp_labels": {**ON, **HEALTH},
@@ -133,6 +140,13 @@ SILENT = {
     "exp_annotations": {
         "summary": "chat-canary-2 (cn-north-1, canary) doesn't answer",
         "description": "Its /metrics can't be read: it is gone, or stuck.",
+    },
+}
+SECOND = {
+    "exp_labels": {**ON, **ENGINE, "severity": "warning"},
+    "exp_annotations": {
+        "summary": "chat-canary-2 (cn-north-1, canary) answers by its second engine alone",
+        "description": "Its first engine is dead: drain and restart it.",
     },
 }
 # A step is 15 s, so that two minutes hold nine samples; S5: mean below 0.95 for 30 s.
@@ -158,6 +172,10 @@ CASES: dict[str, tuple[str, list[dict[str, str]], list[dict[str, Any]], str]] = 
     "silent fires: killed": ("ModelInstanceSilent", _up("1x8 0x40"), [SILENT], "10m"),
     "silent silent: it answers": ("ModelInstanceSilent", _up("1x60"), [], "10m"),
     "silent missing: no such target": ("ModelInstanceSilent", [], [], "10m"),
+    "second fires: the first is dead": ("ModelInstanceOnFallback", _first("0x8 1x40"), [SECOND], "10m"),
+    "second silent: not for a minute yet": ("ModelInstanceOnFallback", _first("0x8 1x40"), [], "2m45s"),
+    "second silent: both live": ("ModelInstanceOnFallback", _first("0x60"), [], "10m"),
+    "second missing: no second engine": ("ModelInstanceOnFallback", [], [], "10m"),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.batching.admission import Rate, backoff_s, limits, need, retry_after_s
+from services.batching.admission import OPEN_ENDED_TOKENS, Rate, backoff_s, limits, need, retry_after_s
 from services.batching.core import Core
 from services.batching.model import BatchingSettings, Late, Phase, Ticket
 from services.batching.order import Alarms, Queue
@@ -78,6 +78,14 @@ def test_what_no_waiting_can_cure_is_refused_at_once(size: int, most: int, code:
 @pytest.mark.parametrize(("size", "most", "blocks"), [(1000, 600, 100), (1, 1, 1), (0, 17, 2), (15, 1, 1)])
 def test_kv_is_counted_in_whole_blocks(size: int, most: int, blocks: int) -> None:
     assert need(size, most, limits(facts(kv_tokens=1600), BatchingSettings())) == blocks
+
+
+def test_an_answer_of_no_named_length_books_what_answers_usually_need() -> None:
+    room = limits(facts(kv_tokens=3200), BatchingSettings())
+    assert need(100, 3000, room, open_ended=True) == need(100, OPEN_ENDED_TOKENS, room)
+    assert need(100, 20, room, open_ended=True) == need(100, 20, room)
+    with pytest.raises(Refused, match="whole cache"):
+        need(100, 3200, room, open_ended=True)
 
 
 def test_a_lone_request_goes_at_once() -> None:
