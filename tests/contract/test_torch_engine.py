@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -235,6 +237,26 @@ def test_a_model_that_is_not_there_or_not_whole(folder: Path, tmp_path: Path) ->
         asyncio.run(start(whole))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("intermediate_size", 95, r"gate_proj.*\(96, 48\).*\(95, 48\)"),
+        ("num_hidden_layers", 4, r"layers\.3.*missing"),
+        ("architectures", ["GPT2LMHeadModel"], "GPT2LMHeadModel"),
+    ],
+)
+def test_a_config_that_is_not_that_of_the_weights(key: str, value: Any, word: str, tmp_path: Path) -> None:
+    config = build(tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {key: value}))
+
+    async def check() -> None:
+        async with started(tmp_path):
+            pass
+
+    with pytest.raises(WeirError, match=word):
+        asyncio.run(check())
+
+
 def test_before_start_and_after_close(folder: Path) -> None:
     async def check() -> None:
         engine = make(str(folder), {"device": "cpu"})
@@ -250,5 +272,38 @@ def test_before_start_and_after_close(folder: Path) -> None:
         with pytest.raises(RuntimeError, match="closed"):
             await answer(engine, request((1,), 1))
         assert engine.stats().memory_bytes == 0
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_coming_and_going_leaves_nothing_and_changes_no_token(seed: int, folder: Path) -> None:
+    dice = Random(seed)
+    asked = [(prompt(dice.randrange(99), dice.randrange(1, 50)), dice.randrange(1, 40)) for _ in range(14)]
+    leaves = [dice.randrange(12) if dice.random() < 0.4 else None for _ in asked]
+
+    async def one(engine: Engine, index: int) -> None:
+        (ids, count), leave = asked[index], leaves[index]
+        found: list[int] = []
+        for _ in range(dice.randrange(20)):
+            await asyncio.sleep(0)
+        async with aclosing(engine.generate(request(ids, count))) as made:
+            if leave == 0:
+                return
+            async for token in made:
+                found.append(token.token_id)
+                if len(found) == leave:
+                    break
+        assert found == greedy(folder, ids, count)[: leave or count]
+
+    async def check() -> None:
+        async with started(folder, block=3, kv_tokens=150, chunk=11, max_sequences=5) as engine:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(asked)):
+                    group.create_task(one(engine, index))
+            await until(lambda: at_zero(engine))
+            await engine.sleep()
+            await engine.wake()
+            assert at_zero(engine)
 
     asyncio.run(check())
