@@ -21,7 +21,8 @@ from services.vllm.process import free_port
 from services.vllm.settings import parse
 from tests.contract.engine_suite import PROMPTS, Subject
 from tests.contract.executor_process import executor
-from tests.fakes.vllm_server import ORDERS, fake_python
+from tests.fakes.vllm_python import fake_python
+from tests.fakes.vllm_wire import ORDERS
 
 NO_COST = {"step_ms": 2}
 STAND_IN = "stand-in-1"

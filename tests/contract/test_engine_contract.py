@@ -12,7 +12,7 @@ import pytest
 from services.engine import Engine
 from tests.contract import engine_subjects as subjects
 from tests.contract.engine_suite import CHECKS, Subject, leaves_nothing
-from tests.fakes.vllm_server import ORDERS
+from tests.fakes.vllm_wire import ORDERS
 
 pytestmark = pytest.mark.real
 ENGINES = [

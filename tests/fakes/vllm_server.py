@@ -12,52 +12,19 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from tests.fakes import vllm_model as lm
+from tests.fakes.vllm_wire import Chunks, error, json_answer, orders, prompt_ids, sure
 
-ORDERS = "FAKE_VLLM_ORDERS"
 MIB = 2**20
 KV_TOKENS, BLOCK = 4096, 16
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """step_ms: price of a token. status: instead of an answer (429, 500, 503). cut_after, hang_after,
-    die_after: tokens until the stream is cut, hangs, the process is gone; -1: never. sleep: "ok", "lie" (200
-    and awake), "keep" (asleep, gives nothing back), "error". wake: "ok", "oom", "lie" (200 and asleep),
-    "garbage" (other tokens than before). weights_mb: held in memory while awake. late_s: from start to the
-    first answer. exit: at start, with this status; -1: don't.
-    """
-
-    step_ms: float = 0.0
-    status: int = 0
-    cut_after: int = -1
-    hang_after: int = -1
-    die_after: int = -1
-    sleep: str = "ok"
-    wake: str = "ok"
-    weights_mb: int = 96
-    late_s: float = 0.0
-    exit: int = -1
-
-
-def orders() -> Orders:
-    """As the file says now; defaults without one."""
-    try:
-        said = json.loads(Path(os.environ[ORDERS]).read_text())
-    except (KeyError, FileNotFoundError, ValueError):
-        return Orders()  # ValueError: the file is being written
-    return Orders(**{f.name: said[f.name] for f in fields(Orders) if f.name in said})
 
 
 class Server:
@@ -82,7 +49,7 @@ class Server:
                 web.post("/v1/completions", lambda r: self.complete(r, chat=False)),
                 web.post("/v1/chat/completions", lambda r: self.complete(r, chat=True)),
                 web.get("/v1/models", self.models),
-                web.get("/health", lambda _: _answer({})),
+                web.get("/health", lambda _: json_answer({})),
                 web.get("/metrics", self.metrics),
             ]
         )
@@ -91,7 +58,7 @@ class Server:
                 [
                     web.post("/sleep", self.sleep),
                     web.post("/wake_up", self.wake),
-                    web.get("/is_sleeping", lambda _: _answer({"is_sleeping": bool(self.asleep)})),
+                    web.get("/is_sleeping", lambda _: json_answer({"is_sleeping": bool(self.asleep)})),
                     web.post("/collective_rpc", self.rpc),
                     web.post("/reset_prefix_cache", self.reset),
                 ]
@@ -104,14 +71,14 @@ class Server:
         how = orders()
         if how.status:
             headers = {"Retry-After": "7"} if how.status == 429 else None
-            return _error(how.status, "as ordered", headers=headers)
+            return error(how.status, "as ordered", headers=headers)
         body = await request.json()
         if refused := self.refuse(body):
             return refused
-        prompt = _prompt(body, chat)
+        prompt = prompt_ids(body, chat)
         if len(prompt) + body["max_tokens"] > self.context:
             text = f"max_tokens={body['max_tokens']} cannot be greater than max_model_len={self.context}."
-            return _error(400, text, "max_tokens")
+            return error(400, text, "max_tokens")
         self.waiting += 1
         try:
             await self.awake.wait()
@@ -129,12 +96,12 @@ class Server:
 
     def refuse(self, body: dict[str, Any]) -> web.Response | None:
         if body.get("model") != self.model:
-            return _error(404, f"The model `{body.get('model')}` does not exist.", "model")
+            return error(404, f"The model `{body.get('model')}` does not exist.", "model")
         if body.get("max_tokens", 16) < 1:
-            return _error(400, f"max_tokens must be at least 1, got {body['max_tokens']}.", "max_tokens")
+            return error(400, f"max_tokens must be at least 1, got {body['max_tokens']}.", "max_tokens")
         ids = body.get("prompt")
         if isinstance(ids, list) and any(not 0 <= one < lm.VOCABULARY for one in ids):
-            return _error(400, f"Token id {max(ids)} is out of vocabulary")
+            return error(400, f"Token id {max(ids)} is out of vocabulary")
         return None
 
     async def answer(
@@ -143,7 +110,7 @@ class Server:
         assert body.get("stream"), "the engine streams always"
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await out.prepare(request)
-        say = _Chunks(out, next(self.numbers), self.model, chat, bool(body.get("return_token_ids")))
+        say = Chunks(out, next(self.numbers), self.model, chat, bool(body.get("return_token_ids")))
         await say.begin(prompt)
         made = 0
         async for token, text, finish in self.steps(body, prompt):
@@ -174,7 +141,7 @@ class Server:
             hit = min((said.find(stop) for stop in stops if stop in said), default=-1)
             end = token == lm.EOS or hit >= 0
             finish = "stop" if end else "length" if index + 1 == most else None
-            text = said[:hit] if hit >= 0 else said if finish else said[: _sure(said, stops)]
+            text = said[:hit] if hit >= 0 else said if finish else said[: sure(said, stops)]
             yield token, text[len(sent) :], finish
             sent = text
             if finish:
@@ -185,7 +152,7 @@ class Server:
     async def sleep(self, request: web.Request) -> web.Response:
         how = orders().sleep
         if how == "error":
-            return _error(500, "as ordered")
+            return error(500, "as ordered")
         if how != "lie":
             self.asleep = {"weights", "kv_cache"}
             self.awake.clear()
@@ -194,38 +161,38 @@ class Server:
             # Without sleep mode real vLLM says the same and keeps everything (tried on a CPU).
             if how != "keep" and self.can_sleep:
                 self.weights = bytearray()
-        return await _answer({"status": "sleeping", "level": int(request.query["level"])})
+        return await json_answer({"status": "sleeping", "level": int(request.query["level"])})
 
     async def wake(self, request: web.Request) -> web.Response:
         how, tags = orders().wake, set(request.query.getall("tags", ["weights", "kv_cache"]))
         if how == "oom":
-            return _error(500, "CUDA Error: out of memory at cumem_allocator.cpp:62")
+            return error(500, "CUDA Error: out of memory at cumem_allocator.cpp:62")
         if "kv_cache" in tags and not self.loaded:
-            return _error(500, "an illegal memory access was encountered")
+            return error(500, "an illegal memory access was encountered")
         if how != "lie":
             self.asleep -= tags
             self.weights = self.weights or bytearray(b"w" * (orders().weights_mb * MIB))
             self.garbage += how == "garbage"
         if not self.asleep:
             self.awake.set()
-        return await _answer({"status": "sleeping" if self.asleep else "awake"})
+        return await json_answer({"status": "sleeping" if self.asleep else "awake"})
 
     async def rpc(self, request: web.Request) -> web.Response:
         assert (await request.json())["method"] == "reload_weights"
         if "weights" in self.asleep:
-            return _error(500, "weights are not mapped")
+            return error(500, "weights are not mapped")
         self.loaded = True
-        return await _answer({"results": [None]})
+        return await json_answer({"results": [None]})
 
     async def reset(self, _: web.Request) -> web.Response:
         self.stale = False
-        return await _answer({"success": True})
+        return await json_answer({"success": True})
 
     # -- telling
 
     async def models(self, _: web.Request) -> web.Response:
         one = {"id": self.model, "object": "model", "owned_by": "vllm", "max_model_len": self.context}
-        return await _answer({"object": "list", "data": [one]})
+        return await json_answer({"object": "list", "data": [one]})
 
     async def metrics(self, _: web.Request) -> web.Response:
         labels = f'{{engine="0",model_name="{self.model}"}}'
@@ -249,61 +216,6 @@ class Server:
         cache = f'{{block_size="{BLOCK}",engine="0",kv_cache_size_tokens="{KV_TOKENS}",num_gpu_blocks="256"}}'
         lines.append(f"vllm:cache_config_info{cache} 1.0")
         return web.Response(text="\n".join(lines) + "\n")
-
-
-def _sure(said: str, stops: list[str]) -> int:
-    """How much of the text can't be the beginning of a stop string."""
-    longest = max((n for stop in stops for n in range(1, len(stop)) if said.endswith(stop[:n])), default=0)
-    return len(said) - longest
-
-
-class _Chunks:
-    """Writes the events of one answer."""
-
-    def __init__(self, out: web.StreamResponse, number: int, model: str, chat: bool, ids: bool) -> None:
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        self._head = {"id": f"{number}", "object": kind, "created": 0, "model": model}
-        self._out, self._chat, self._ids = out, chat, ids
-
-    async def _write(self, body: dict[str, Any]) -> None:
-        await self._out.write(b"data: " + json.dumps(self._head | body).encode() + b"\n\n")
-
-    async def begin(self, prompt: list[int]) -> None:
-        if self._chat:
-            delta = {"role": "assistant", "content": ""}
-            more = {"prompt_token_ids": prompt} if self._ids else {}
-            await self._write({"choices": [{"index": 0, "delta": delta, "finish_reason": None}], **more})
-
-    async def token(self, token: int, text: str, finish: str | None, prompt: list[int] | None) -> None:
-        content: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
-        ids = {"token_ids": [token]} if self._ids else {}
-        if self._ids and not self._chat:
-            ids["prompt_token_ids"] = prompt  # type: ignore[assignment]
-        await self._write({"choices": [{"index": 0, **content, "finish_reason": finish, **ids}]})
-
-    async def end(self, prompt: int, made: int, *, usage: bool) -> None:
-        if usage:
-            used = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
-            await self._write({"choices": [], "usage": used})
-        await self._out.write(b"data: [DONE]\n\n")
-        await self._out.write_eof()
-
-
-def _prompt(body: dict[str, Any], chat: bool) -> list[int]:
-    if chat:
-        return lm.ids_of("".join(f"<{m['role']}>{m['content']}" for m in body["messages"]))
-    return body["prompt"] if isinstance(body["prompt"], list) else lm.ids_of(body["prompt"])
-
-
-async def _answer(body: dict[str, Any]) -> web.Response:
-    return web.json_response(body)
-
-
-def _error(
-    status: int, message: str, param: str | None = None, headers: dict[str, str] | None = None
-) -> web.Response:
-    body = {"message": message, "type": "BadRequestError", "param": param, "code": status}
-    return web.json_response({"error": body}, status=status, headers=headers)
 
 
 async def serve(args: argparse.Namespace) -> None:
@@ -335,21 +247,3 @@ def main() -> None:
         asyncio.run(serve(args))
     core.kill()
     core.wait()
-
-
-def fake_python(folder: Path, *, cuda: str | None = None) -> Path:
-    """An interpreter for the option `python=` that has this instead of vLLM. cuda: what its torch is for."""
-    package = folder / "lib" / "vllm" / "entrypoints" / "openai"
-    package.mkdir(parents=True)
-    for one in (package, package.parent, package.parent.parent):
-        (one / "__init__.py").touch()
-    (package / "api_server.py").write_text("from tests.fakes.vllm_server import main\nmain()\n")
-    torch = folder / "lib" / "torch"
-    torch.mkdir()
-    (torch / "__init__.py").touch()
-    (torch / "version.py").write_text(f"cuda = {cuda!r}\n")
-    script = folder / "python"
-    path = f"{folder / 'lib'}:{Path(__file__).resolve().parents[2]}"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec "{sys.executable}" "$@"\n')
-    script.chmod(0o755)
-    return script

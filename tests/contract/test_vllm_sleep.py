@@ -1,0 +1,164 @@
+"""The vllm engine when vLLM misbehaves: what sleep claims is not believed, what dies is told, nothing is
+left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from regions.cli.errors import UsageError
+from services.faults import EngineDied, WakeFailed
+from services.vllm.engine import VllmEngine
+from services.vllm.memory import Level, on_host
+from tests.contract.engine_subjects import Orders, stand_in
+from tests.contract.engine_suite import PROMPTS, Subject, answer, said
+from tests.fakes.vllm_python import fake_python
+from tests.fakes.vllm_wire import ORDERS
+
+pytestmark = pytest.mark.real
+ASK = Subject(lambda: None, "vllm", prompts=PROMPTS).ask  # type: ignore[arg-type, return-value]
+
+
+@pytest.fixture
+def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Orders:
+    it = Orders(tmp_path)
+    monkeypatch.setenv(ORDERS, str(it.file))
+    return it
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path, **options: object) -> AsyncIterator[VllmEngine]:
+    engine = stand_in(folder, **options)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
+def family() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_gives_memory_back_and_wake_takes_it_again(tmp_path: Path, orders: Orders, level: int) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as engine:
+            awake = engine.stats().memory_bytes
+            await engine.sleep(level)
+            assert engine.stats().memory_bytes < awake / 2
+            await engine.wake()
+            assert engine.stats().memory_bytes > awake * 0.9
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("order", "says"), [("lie", "does not"), ("keep", "gave back"), ("error", "would not sleep")]
+)
+def test_a_sleep_that_did_not_happen_is_told_and_it_serves_on(
+    tmp_path: Path, orders: Orders, order: str, says: str
+) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as engine:
+            before = said(await answer(engine, ASK()))
+            orders.give(sleep=order)
+            with pytest.raises(RuntimeError, match=says):
+                await engine.sleep(1)
+            assert said(await answer(engine, ASK())) == before
+            assert not engine.stats().dead
+            orders.give()
+            await engine.sleep(1)
+            await engine.wake()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("order", "says"), [("oom", "out of memory"), ("lie", "is not"), ("garbage", "other tokens")]
+)
+def test_a_wake_that_failed_leaves_it_asleep(tmp_path: Path, orders: Orders, order: str, says: str) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as engine:
+            await engine.sleep(1)
+            orders.give(wake=order)
+            with pytest.raises(WakeFailed, match=says):
+                await engine.wake()
+            with pytest.raises(RuntimeError, match="sleeps"):
+                await answer(engine, ASK())
+            assert isinstance(engine.stats().memory_bytes, int)
+
+    asyncio.run(main())
+
+
+def test_garbage_after_wake_gives_its_memory_back(tmp_path: Path, orders: Orders) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as engine:
+            awake = engine.stats().memory_bytes
+            await engine.sleep(1)
+            orders.give(wake="garbage")
+            with pytest.raises(WakeFailed, match="other tokens"):
+                await engine.wake()
+            assert engine.stats().memory_bytes < awake / 2
+
+    asyncio.run(main())
+
+
+def test_it_does_not_wake_without_room(tmp_path: Path, orders: Orders) -> None:
+    """vLLM is not even asked: running out of memory in its wake leaves blocks mapped for good."""
+    free: list[int | None] = [None]
+
+    def measure(pid: int) -> Level:
+        return Level(on_host(pid).held, free[0])
+
+    async def main() -> None:
+        engine = stand_in(tmp_path, measure)
+        try:
+            await engine.start()
+            before = said(await answer(engine, ASK()))
+            await engine.sleep(1)
+            free[0] = 1
+            with pytest.raises(WakeFailed, match="no room"):
+                await engine.wake()
+            free[0] = 2**40
+            await engine.wake()
+            assert said(await answer(engine, ASK())) == before
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_sleep_that_failed_and_a_wake_too_is_the_end(tmp_path: Path, orders: Orders) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as engine:
+            orders.give(sleep="keep", wake="oom")
+            with pytest.raises(RuntimeError, match="gave back"):
+                await engine.sleep(1)
+            assert "did not sleep as it should" in engine.stats().dead
+            with pytest.raises(EngineDied):
+                await answer(engine, ASK())
+
+    asyncio.run(main())
+
+
+def test_where_the_platform_has_no_sleep_it_says_so(tmp_path: Path, orders: Orders) -> None:
+    """The verbs of dev mode are not even open: on a CPU they stop the server and claim that all is well."""
+    fake_python(tmp_path, cuda=None)
+
+    async def main() -> None:
+        async with started(tmp_path) as engine:
+            assert engine.facts().sleep_levels == ()
+            before = said(await answer(engine, ASK()))
+            with pytest.raises(RuntimeError, match="no sleep level 1"):
+                await engine.sleep(1)
+            assert said(await answer(engine, ASK())) == before
+        with pytest.raises(UsageError, match="no sleep mode"):
+            await stand_in(tmp_path, sleep="on").start()
+
+    asyncio.run(main())
