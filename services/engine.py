@@ -62,8 +62,9 @@ class Token:
     """One step of one sequence. `finish` is set on the last token only.
 
     token_id: -1 where an upstream server tells text only. text: may be empty (half a character; the end
-    token). prompt_tokens: size of the prompt as the engine counts it; on the first token, elsewhere it may
-    be 0. engine: name of the engine that made it; set on every token, by the innermost engine.
+    token). prompt_tokens: size of the prompt as the engine counts it; on the first token, or on the last
+    where an upstream server tells it in the end; elsewhere it may be 0. engine: name of the engine that made
+    it; set on every token, by the innermost engine.
     """
 
     token_id: int

@@ -52,6 +52,8 @@ class Generation:
                 elif token.finish is not None:
                     text += cut.rest()
                     self.finish = token.finish.value
+                    # Some upstream servers count a prompt only in the end.
+                    self.prompt_tokens = self.prompt_tokens or token.prompt_tokens
                 yield index, text, self.finish or None, token.token_id
                 if self.finish:
                     break

@@ -18,6 +18,7 @@ from services.faults import EngineFault, EngineHung, Refused
 from services.telemetry.outgoing import Carrying
 from services.vllm.process import free_port
 from tests.contract.engine_suite import answer, until
+from tests.unit.executor import TEXT_PATH, running
 
 pytestmark = pytest.mark.real
 ASK = GenerateRequest("r-1", "hello", 4)
@@ -319,3 +320,33 @@ def test_a_start_that_failed_leaves_nothing_open() -> None:
                 await answer(engine, ASK)
 
     asyncio.run(main())
+
+
+def test_a_prompt_counted_in_the_end_stands_in_the_usage() -> None:
+    """As of every server that doesn't tell token ids."""
+    used = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'
+
+    async def main() -> None:
+        server = Server()
+        server.chunks = [*whole("a", "b")[:-1], *_ends(used)]
+        engine = make("m", {"base_url": f"http://127.0.0.1:{server.port}"})
+        async with server.up(), running(engine) as it:
+            for streamed in (False, True):
+                body = {"model": "echo-1", "prompt": "x", "max_tokens": 2}
+                if streamed:
+                    chunks = await it.chunks(TEXT_PATH, body | {"stream_options": {"include_usage": True}})
+                    usage = chunks[-1]["usage"]
+                else:
+                    usage = (await it.post(TEXT_PATH, body))[1]["usage"]
+                assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, 2)
+            await engine.close()
+
+    asyncio.run(main())
+
+
+def _ends(used: bytes) -> list[bytes | None]:
+    return [
+        b'data: {"choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\n',
+        used,
+        b"data: [DONE]\n\n",
+    ]
