@@ -22,6 +22,7 @@ setup:
 
 setup-dev: setup
 	@$(VENV)/python -m mesh.tools_cli setup --dev --with torch --quiet
+	@$(VENV)/weir model prepare smollm2-135m-instruct >/dev/null
 
 lint:
 	@echo '== ruff check'; $(VENV)/ruff check .
