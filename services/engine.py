@@ -16,7 +16,6 @@ from typing import Protocol, runtime_checkable
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)

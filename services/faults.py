@@ -59,7 +59,7 @@ class Refused(EngineFault):
     """The request is not taken, before any work was done.
 
     status: 400 (it can never be served: `param` names the field), 429 (not now: queue or KV full;
-    retry_after_s says when), 503 (no longer: draining, asleep). code: machine-readable reason, e.g.
+    retry_after_s says when), 503 (no longer: asleep, closed). code: machine-readable reason, e.g.
     "context_length_exceeded", "queue_full", "kv_full".
     """
 

@@ -110,21 +110,6 @@ class Instance:
         self.cuts.inc()
         self.errors += 1
 
-    async def sleep(self) -> None:
-        """Park the engine; /ready says so. Raises RuntimeError while anything runs."""
-        self.lifecycle.to(State.DRAINING)
-        try:
-            await self.engine.sleep()
-        except BaseException:
-            self.lifecycle.to(State.RUNNING)
-            raise
-        self.lifecycle.to(State.ASLEEP)
-
-    async def wake(self) -> None:
-        self.lifecycle.to(State.WAKING)
-        await self.engine.wake()
-        self.lifecycle.to(State.RUNNING)
-
     @property
     def dead(self) -> str:
         """Why the engine is broken for good, as a request found out, or empty."""

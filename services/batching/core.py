@@ -50,7 +50,7 @@ class Core(Generic[T]):
         self._arrivals = 0
         self._lanes: list[int] = []
         self._oldest, self._known, self._stuck = math.inf, True, False
-        self.draining, self.slack = False, True
+        self.slack = True
         self.running = self.queued = self.delayed = self.kv_blocks = 0
         self.submitted = self.placed = self.finished = self.retries = self.deadline_misses = self.hangs = 0
         self.by_rank = [0] * (len(how.classes) + 1)
@@ -69,9 +69,7 @@ class Core(Generic[T]):
             self._lanes.append(0)
 
     def submit(self, ticket: T, now: float) -> None:
-        """Raises Refused: 503 while draining, 429 when the queue is full."""
-        if self.draining:
-            raise Refused(503, "draining", "this instance is draining")
+        """Raises Refused (429) when the queue is full."""
         if self.queued >= self._how.queue_limit:
             wait = retry_after_s(self.queued, self._drained.per_s(now))
             message = f"{self.queued} requests are waiting already"

@@ -32,9 +32,7 @@ NOT_RETRIED = (Refused, EngineDied, DeadlinePassed, EngineHung)
 
 
 class Scheduled:
-    """An Engine. rng: for the jitter of retries. `draining`: new requests are refused (503), those that are
-    here are served.
-    """
+    """An Engine. rng: for the jitter of retries."""
 
     def __init__(
         self,
@@ -129,14 +127,6 @@ class Scheduled:
 
     def counts(self) -> BatchingCounts:
         return gather(self._core, self._governor, self._how, self._refusals)
-
-    @property
-    def draining(self) -> bool:
-        return self._core.draining
-
-    def drain(self, on: bool = True) -> None:
-        """Refuse new requests (503, "draining"); off: take them again."""
-        self._core.draining = on
 
     def _submitted(self, core: Core[Job], request: GenerateRequest) -> Job:
         try:

@@ -12,7 +12,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-SHARD = "model.safetensors"
 _READABLE = 0o644
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from services.engine import EngineFacts, EngineStats
 
 HEADER = "endpoint-load-metrics"
-FIELDS = ("cpu_utilization", "application_utilization", "rps_fractional", "eps")
 NAMED = "named_metrics."
 SAMPLE_S = 0.5
 """CPU time and rates are read at most so often; an answer costs nothing but the writing."""

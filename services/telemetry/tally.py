@@ -126,7 +126,7 @@ class Watch:
     def ended(self, finish: str, engine: str) -> None:
         """finish: "" when it was cut short. engine: where no token came, the one that was asked."""
         series = self._series or self._tally.of(self._tenant, engine)
-        why = finish if finish and finish != "cancelled" else "abort"
+        why = finish or "abort"
         series.finished[why] = series.finished.get(why, 0) + 1
         if why == "abort":
             return

@@ -268,10 +268,6 @@ def test_a_full_queue_refuses_with_the_time_it_takes_to_drain() -> None:
         come(it, 10.0)
     assert (refused.value.status, refused.value.code) == (429, "queue_full")
     assert refused.value.retry_after_s == pytest.approx(1.0, rel=0.15)
-    it.draining = True
-    with pytest.raises(Refused) as refused:
-        come(it, 10.0)
-    assert (refused.value.status, refused.value.code) == (503, "draining")
 
 
 def test_throttled_it_takes_fewer_and_throws_none_out() -> None:

@@ -404,22 +404,6 @@ def test_the_engines_death_fails_all_who_wait_and_all_who_come(
     run(main())
 
 
-def test_draining_refuses_the_new_and_serves_the_old() -> None:
-    async def main() -> None:
-        engine, _ = await made(dataclasses.replace(PLAIN, slots=1))
-        work = [asyncio.create_task(said(engine)) for _ in range(3)]
-        await asyncio.sleep(0)
-        engine.drain()
-        with pytest.raises(Refused) as refused:
-            await said(engine)
-        assert (refused.value.status, refused.value.code) == (503, "draining")
-        assert [len(tokens) for tokens in await asyncio.gather(*work)] == [8, 8, 8]
-        engine.drain(False)
-        assert len(await said(engine)) == 8
-
-    run(main())
-
-
 def test_it_sleeps_only_when_nothing_runs_or_waits() -> None:
     async def main() -> None:
         engine, inner = await made(dataclasses.replace(PLAIN, wake_fails=1))

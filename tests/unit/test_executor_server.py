@@ -15,6 +15,7 @@ from mesh.clock import SystemClock
 from services.engine import GenerateRequest, Token
 from services.engines.echo import EchoEngine, EchoOptions, Source
 from services.instance import Instance
+from services.lifecycle import State
 from services.listener import Listener
 from services.server import MAX_BODY, Server
 from tests.sse import events
@@ -224,10 +225,16 @@ def test_an_engine_with_a_bug_is_an_error_in_the_right_form(error: Exception | N
 def test_ready_says_no_while_draining_or_asleep_and_health_says_alive() -> None:
     async def test(it: Running) -> None:
         assert await it.status("/ready") == 200
-        await it.instance.sleep()
+        life = it.instance.lifecycle
+        life.to(State.DRAINING)
+        assert (await it.status("/ready"), await it.status("/health")) == (503, 200)
+        await it.instance.engine.sleep()
+        life.to(State.ASLEEP)
         assert (await it.status("/ready"), await it.status("/health")) == (503, 200)
         assert (await it.post(TEXT_PATH, TEXT))[0] == 503
-        await it.instance.wake()
+        await it.instance.engine.wake()
+        life.to(State.WAKING)
+        life.to(State.RUNNING)
         assert (await it.status("/ready"), (await it.post(TEXT_PATH, TEXT))[0]) == (200, 200)
         it.instance.lifecycle.leave()
         assert (await it.status("/ready"), await it.status("/health")) == (503, 200)

@@ -49,11 +49,10 @@ def test_a_watch_measures_what_its_names_say() -> None:
     assert (pytest.approx(series.whole.total), sum(series.whole.counts)) == (0.68, 1)
 
 
-@pytest.mark.parametrize("finish", ["", "cancelled"])
-def test_what_was_cut_short_has_no_latency_but_is_counted(finish: str) -> None:
+def test_what_was_cut_short_has_no_latency_but_is_counted() -> None:
     tally = Tally()
     watch = Watch(tally, "acme", Hand())
-    watch.ended(finish, "torch")
+    watch.ended("", "torch")
     series = tally.of("acme", "torch")
     assert series.finished == {"abort": 1}
     assert not sum(series.whole.counts)
@@ -133,7 +132,9 @@ def test_names_and_labels_are_vllms_and_ours() -> None:
 def test_sleeping_is_told_as_vllm_tells_it() -> None:
     async def test(it: Running) -> None:
         assert it.sample("vllm:engine_sleep_state", sleep_state="awake") == 1
-        await it.instance.sleep()
+        it.instance.lifecycle.to(State.DRAINING)
+        assert it.sample("vllm:engine_sleep_state", sleep_state="awake") == 1, "not yet"
+        it.instance.lifecycle.to(State.ASLEEP)
         assert it.sample("vllm:engine_sleep_state", sleep_state="awake") == 0
         assert it.sample("vllm:engine_sleep_state", sleep_state="asleep") == 1
         assert it.sample("model_health_status") == 1, "asleep is not ill"
