@@ -1,4 +1,4 @@
-"""Seeded devices for machines without a GPU, for tests and drills: loads, memory, slices and loss on order.
+"""Seeded devices for machines without a GPU, for tests: loads, memory, slices and loss on order.
 
 Law: no I/O; the same seed gives the same devices with the same loads. It keeps the door's contract, which the
 contract suite checks on it as on the real ones.
