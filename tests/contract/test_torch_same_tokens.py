@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from regions.cli.errors import UsageError
 from services.models.store import find
-from tests.contract.torch_engines import at_zero, ids_of, request, staggered, started, text
+from tests.contract.torch_engines import at_zero, ids_of, request, staggered, started
 from tests.llama_models import KINDS, build, greedy, prompt
 
 pytestmark = pytest.mark.torch
@@ -101,10 +100,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_smollm2() -> None:
-    try:
-        folder = find("smollm2-135m-instruct")
-    except UsageError as error:
-        pytest.skip(str(error))
+    folder = find("smollm2-135m-instruct")
     prompts = [(504, 3575, 282, 4649, 314), tuple(range(300, 340))]
     expected = [greedy(folder, ids, 32) for ids in prompts]
 
@@ -112,6 +108,5 @@ def test_smollm2() -> None:
         async with started(folder, threads=1) as engine:
             asked = [request(ids, 32, ignore_eos=True) for ids in prompts]
             assert await staggered(engine, asked) == expected
-            assert " Paris." in await text(engine, asked[0])
 
     asyncio.run(check())
