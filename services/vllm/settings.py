@@ -111,6 +111,8 @@ def plan(it: VllmOptions, python: Path, model: tuple[str, Path], port: int, *, g
     argv += ["--gpu-memory-utilization", f"{it.gpu_share:g}"] if it.gpu_share else []
     argv += ["--enforce-eager"] if it.eager and not gpu else []
     argv += ["--enable-sleep-mode"] if sleep else []
+    # One line a second for each look at its metrics would fill the disk.
+    argv += ["--uvicorn-log-level", "warning"]
     return Plan(
         (*argv, *shlex.split(it.args)), environment(it, gpu=gpu, sleep=sleep, cpus=cpus), sleep, sequences
     )

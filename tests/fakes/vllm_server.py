@@ -231,7 +231,7 @@ async def serve(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name in ("--model", "--served-model-name", "--host", "--dtype"):
+    for name in ("--model", "--served-model-name", "--host", "--dtype", "--uvicorn-log-level"):
         parser.add_argument(name)
     for name in ("--port", "--max-model-len", "--max-num-seqs"):
         parser.add_argument(name, type=int)
