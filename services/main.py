@@ -12,11 +12,9 @@ import json
 import logging
 import os
 import random
-import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mesh.clock import Clock, SystemClock
 from mesh.consul import register
@@ -29,6 +27,7 @@ from services.devices.claims import claimed, claims_folder
 from services.devices.door import MIG, Binding, Devices, find
 from services.devices.here import at_start
 from services.devices.host import CPU
+from services.ending import Stop, goodbye, unless
 from services.engine import Engine
 from services.faults import DeviceLost
 from services.instance import Identity, Instance
@@ -51,8 +50,6 @@ log = logging.getLogger("weir.executor")
 
 ON_DEVICES = ("torch", "vllm")
 """Engines that run on a GPU where there is one."""
-CLOSE_S = 5.0
-"""Longest goodbye of the engine; what it holds goes with the process in any case."""
 HURRY_S = 0.5
 """Longest goodbye to Consul after the second SIGTERM."""
 _WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
@@ -116,7 +113,7 @@ def row(settings: Settings) -> register.Instance:
 
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
-    stop, clock = _Stop(), SystemClock()
+    stop, clock = Stop(), SystemClock()
     devices, binding = at_start(_wanted(settings), gpu=settings.stack.engine in ON_DEVICES)
     if settings.stack.engine == "torch" and binding.uuid != CPU:
         _see(binding)
@@ -130,7 +127,7 @@ async def serve(settings: Settings) -> None:
         registration = _registration(settings, clock, consul)
         if settings.device_memory:
             stack.enter_context(_share(settings, devices, binding))
-        stack.push_async_callback(_close, engine)
+        stack.push_async_callback(goodbye, engine)
         if not await _started(engine, stop):
             return
         instance.lifecycle.to(State.RUNNING)
@@ -138,9 +135,7 @@ async def serve(settings: Settings) -> None:
         stack.push_async_callback(pool.close)
         pool_metrics.watch(pool, instance.registry)
         if consul is not None:
-            for watcher in (Keeper(pool, consul, clock), Medic(pool, clock)):
-                task = asyncio.create_task(watcher.run(), name=type(watcher).__name__)
-                stack.callback(task.cancel)
+            _watched(pool, consul, clock, stack)
         edge = Edge(tenants=settings.tenants or tenants_file.load(), tracing=tracing)
         server = Server(instance, clock, debug=settings.debug, edge=edge)
         for listener in _listeners(settings, server, pool, stop):
@@ -152,9 +147,16 @@ async def serve(settings: Settings) -> None:
             instance.lifecycle.leave()
             # Nobody is told, so there is no news to wait for.
             how = Drain(settings.drain.deadline_s, 0.0)
-            await _unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
+            await unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
         else:
             await _registered(registration, settings.drain, instance, stop)
+
+
+def _watched(pool: HotPool, consul: Consul, clock: Clock, stack: contextlib.AsyncExitStack) -> None:
+    """Who sleeps too long goes cold, who is broken is started anew: while the stack is open."""
+    for watcher in (Keeper(pool, consul, clock), Medic(pool, clock)):
+        task = asyncio.create_task(watcher.run(), name=type(watcher).__name__)
+        stack.callback(task.cancel)
 
 
 def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
@@ -198,58 +200,25 @@ def _model_folder(stack: Stack) -> Path | None:
         return None
 
 
-async def _started(engine: Engine, stop: _Stop) -> bool:
+async def _started(engine: Engine, stop: Stop) -> bool:
     """Start it, a matter of minutes for some; False when the process was told to stop first."""
     starting = asyncio.ensure_future(engine.start())
-    await _unless(stop.asked, starting)
+    await unless(stop.asked, starting)
     return not stop.asked.is_set()
 
 
-async def _close(engine: Engine) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await engine.close()
-    except TimeoutError:
-        log.warning("the engine did not close within %g s", CLOSE_S)
-
-
-async def _registered(registration: Registration, how: Drain, instance: Instance, stop: _Stop) -> None:
+async def _registered(registration: Registration, how: Drain, instance: Instance, stop: Stop) -> None:
     keeping = asyncio.create_task(registration.run(), name="registration")
     try:
         # A registration that broke (a bug: its errors are handled) must not leave a server nobody hears of.
-        await _unless(stop.asked, keeping, cancel=False)
+        await unless(stop.asked, keeping, cancel=False)
         instance.lifecycle.leave()
         drain = asyncio.ensure_future(registration.drain(how, lambda: instance.in_flight))
-        await _unless(stop.now, drain)
+        await unless(stop.now, drain)
     finally:
         keeping.cancel()
         await asyncio.wait((keeping,))
         await registration.leave(HURRY_S if stop.now.is_set() else LEAVE_S)
-
-
-async def _unless(event: asyncio.Event, work: asyncio.Future[Any], *, cancel: bool = True) -> None:
-    """Until `work` is done or `event` is set; what `work` raises, this raises."""
-    waiting = asyncio.ensure_future(event.wait())
-    await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if work.done():
-        work.result()
-    elif cancel:
-        work.cancel()
-        await asyncio.wait((work,))
-
-
-class _Stop:
-    """asked: drain and end. now: end at once."""
-
-    def __init__(self) -> None:
-        self.asked, self.now = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signal)
-
-    def _signal(self) -> None:
-        (self.now if self.asked.is_set() else self.asked).set()
 
 
 async def _consul(settings: Settings, clock: Clock, stack: contextlib.AsyncExitStack) -> Consul | None:
@@ -292,7 +261,7 @@ def _pool(
     )
 
 
-def _listeners(settings: Settings, server: Server, pool: HotPool, stop: _Stop) -> list[Listener]:
+def _listeners(settings: Settings, server: Server, pool: HotPool, stop: Stop) -> list[Listener]:
     out = [Listener(server.app(), *address(settings.listen, "--listen"))]
     if settings.admin:
         host, port = address(settings.admin, "--admin")
