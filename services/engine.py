@@ -80,7 +80,9 @@ class EngineFacts:
     name: of the engine ("torch"). model: what it serves. context: tokens of prompt and answer together, 0:
     not known here. sequences: most at once, 0: no limit. kv_tokens: size of its KV cache, 0: not known.
     kv_block: tokens per block. continuous: a sequence may join while others run. sleep_levels: those it
-    has. weights_bytes: on the device. device: "cpu", "cuda:0", or "" for no device of its own.
+    has. weights_bytes: on the device. device: "cpu", "cuda:0", or "" for no device of its own. kv_window:
+    tokens that every layer looks back at and keeps, 0: all of them; kv_chunk: prompt tokens that it writes in
+    one step, which come on top of a window.
     """
 
     name: str
@@ -93,6 +95,8 @@ class EngineFacts:
     sleep_levels: tuple[int, ...] = (1,)
     weights_bytes: int = 0
     device: str = ""
+    kv_window: int = 0
+    kv_chunk: int = 1
 
 
 @dataclass(frozen=True, slots=True)

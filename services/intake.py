@@ -66,7 +66,8 @@ def _room(ask: Ask, prompt: Prompt, size: int, facts: EngineFacts) -> int:
     if left < 1:
         raise _too_long(f"{field} has {size} tokens; the context is {context}, answer included", field)
     if ask.max_tokens is None:
-        cache = facts.kv_tokens // facts.kv_block * facts.kv_block or context
+        # With a window the cache is no bound: what falls behind is given back.
+        cache = context if facts.kv_window else facts.kv_tokens // facts.kv_block * facts.kv_block or context
         return max(1, min(left, cache - size, UNSAID_TOKENS))
     if ask.max_tokens > left:
         raise _too_long(

@@ -10,6 +10,7 @@ import math
 from services.batching.model import BatchingSettings, Limits
 from services.engine import EngineFacts
 from services.faults import Refused
+from services.kv.shape import blocks_for
 
 UNLIMITED = 1 << 62
 RATE_WINDOW_S = 5.0
@@ -26,11 +27,21 @@ def limits(facts: EngineFacts, how: BatchingSettings) -> Limits:
     lanes = max(1, min(how.concurrency, most // batch))
     places = min(how.concurrency * batch, most) if facts.continuous else lanes * batch
     blocks = facts.kv_tokens // facts.kv_block if facts.kv_tokens else UNLIMITED
-    return Limits(places, lanes, batch, blocks, facts.kv_block, facts.context, facts.continuous)
+    return Limits(
+        places,
+        lanes,
+        batch,
+        blocks,
+        facts.kv_block,
+        facts.context,
+        facts.continuous,
+        facts.kv_window,
+        facts.kv_chunk,
+    )
 
 
 def need(size: int, max_tokens: int, it: Limits, *, open_ended: bool = False) -> int:
-    """KV blocks of a sequence at its longest. Raises Refused (400) for one that can never be served.
+    """Most KV blocks that a sequence ever holds. Raises Refused (400) for one that can never be served.
 
     open_ended: the client named no length, max_tokens is a bound and no expectation.
     """
@@ -41,12 +52,12 @@ def need(size: int, max_tokens: int, it: Limits, *, open_ended: bool = False) ->
         )
         param = "prompt" if size >= it.context else "max_tokens"
         raise Refused(400, "context_length_exceeded", message, param=param)
-    blocks = -(-whole // it.block)
+    blocks = blocks_for(whole, it.block, it.window, it.chunk)
     if blocks > it.blocks:
         message = f"{whole} tokens are {blocks} blocks of KV; the whole cache has {it.blocks}"
         raise Refused(400, "kv_never_fits", message, param="max_tokens")
     if open_ended:
-        return -(-(size + min(max_tokens, OPEN_ENDED_TOKENS)) // it.block)
+        return blocks_for(size + min(max_tokens, OPEN_ENDED_TOKENS), it.block, it.window, it.chunk)
     return blocks
 
 

@@ -62,7 +62,8 @@ class BatchingSettings:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the settings come to on one engine. places: sequences at once, all lanes together; lanes, batch:
-    batches at once and places in each; blocks: KV blocks of `block` tokens; context: tokens, 0: any.
+    batches at once and places in each; blocks: KV blocks of `block` tokens; context: tokens, 0: any. window,
+    chunk: as in services.engine.EngineFacts.
     """
 
     places: int
@@ -72,6 +73,8 @@ class Limits:
     block: int
     context: int
     continuous: bool
+    window: int = 0
+    chunk: int = 1
 
 
 class Phase(Enum):

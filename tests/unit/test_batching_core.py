@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -78,6 +79,17 @@ def test_what_no_waiting_can_cure_is_refused_at_once(size: int, most: int, code:
 @pytest.mark.parametrize(("size", "most", "blocks"), [(1000, 600, 100), (1, 1, 1), (0, 17, 2), (15, 1, 1)])
 def test_kv_is_counted_in_whole_blocks(size: int, most: int, blocks: int) -> None:
     assert need(size, most, limits(facts(kv_tokens=1600), BatchingSettings())) == blocks
+
+
+def test_with_a_window_a_long_sequence_books_no_more_than_it_ever_holds() -> None:
+    """A cache of 1600 tokens serves all of a context of 4096 where 512 are looked back at."""
+    room = limits(replace(facts(kv_tokens=1600), kv_window=512, kv_chunk=256), BatchingSettings())
+    assert need(3000, 1000, room) == need(2000, 1000, room) == (512 + 256 - 2 + 15) // 16 + 1
+    assert need(3000, 1000, room, open_ended=True) == need(3000, 1000, room)
+    assert need(100, 20, room) == 8
+    narrow = limits(replace(facts(kv_tokens=700), kv_window=512, kv_chunk=256), BatchingSettings())
+    with pytest.raises(Refused, match="whole cache has 43"):
+        need(3000, 1000, narrow)
 
 
 def test_an_answer_of_no_named_length_books_what_answers_usually_need() -> None:

@@ -243,6 +243,17 @@ def test_what_it_gets_is_bounded_by_cache_and_by_courtesy(context: int, kv_token
     served(test, engine=engine)
 
 
+def test_where_the_engine_keeps_a_window_the_cache_is_no_bound() -> None:
+    facts = EngineFacts("scripted", "echo-1", context=1000, kv_tokens=64, kv_window=16, kv_chunk=8)
+    engine = Scripted(["a"], facts=facts)
+
+    async def test(it: Running) -> None:
+        assert (await it.post(CHAT_PATH, {"messages": CHAT["messages"]}))[0] == 200
+        assert engine.seen[0].max_tokens == 1000 - len("user: hi")
+
+    served(test, engine=engine)
+
+
 # -- what stands in the headers ----------------------------------------------
 
 

@@ -24,15 +24,24 @@ HOW = BatchingSettings(queue_limit=1000)
     blocks=st.integers(1, 30),
     block=st.integers(1, 20),
     context=st.sampled_from((0, 50, 200)),
+    window=st.sampled_from((0, 1, 30)),
+    chunk=st.integers(1, 40),
     steps=st.lists(st.tuples(st.integers(1, 120), st.integers(1, 120), st.booleans()), max_size=40),
 )
 def test_what_the_scheduler_books_is_what_the_ledger_books(
-    blocks: int, block: int, context: int, steps: list[tuple[int, int, bool]]
+    blocks: int, block: int, context: int, window: int, chunk: int, steps: list[tuple[int, int, bool]]
 ) -> None:
-    facts = EngineFacts("e", context=context, kv_tokens=blocks * block, kv_block=block)
+    facts = EngineFacts(
+        "e",
+        context=context,
+        kv_tokens=blocks * block,
+        kv_block=block,
+        kv_window=window,
+        kv_chunk=chunk,
+    )
     room = limits(facts, HOW)
     core: Core[Ticket] = Core(HOW, room)
-    ledger = KvLedger(blocks, block)
+    ledger = KvLedger(blocks, block, window, chunk)
     waiting: list[tuple[Ticket, int]] = []
     running: list[tuple[Ticket, int]] = []
     for now, (prompt, answer, leave) in enumerate(steps):
