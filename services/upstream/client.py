@@ -58,14 +58,18 @@ class Upstream:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def close(self) -> None:
-        """Fine to call twice."""
+        """Fine to call twice. Whoever asks afterwards gets ConnectionLost, not a session that nobody closes."""
+        self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     def _http(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise ConnectionLost("the client is closed")
         if self._session is None:
             # How many run at once is for the scheduler in front to say, not for a pool of connections.
             self._session = aiohttp.ClientSession(
