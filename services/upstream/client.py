@@ -61,7 +61,7 @@ class Upstream:
         self._closed = False
 
     async def close(self) -> None:
-        """Fine to call twice. Whoever asks afterwards gets ConnectionLost, not a session that nobody closes."""
+        """Fine to call twice. Who asks afterwards gets ConnectionLost, not a session that nobody closes."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
