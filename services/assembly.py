@@ -59,7 +59,10 @@ def _second(stack: Stack, primary: Engine) -> Engine:
     if stack.fallback != LAYERWISE:
         return make_engine(stack.fallback, stack.fallback_options, stack.model)
     if stack.engine != "torch":
-        raise UsageError("--fallback layerwise", f"is a mode of the torch engine, not of {stack.engine}")
+        why = f"is a mode of the torch engine, not of {stack.engine}"
+        raise UsageError("--fallback layerwise", why, "name a second engine, such as --fallback sim")
+    if stack.fallback_options:
+        raise UsageError("--fallback-option", "means nothing to layerwise", "it runs with the first engine's")
     from services.llama.engine import TorchEngine
     from services.llama.layerwise import LayerwiseEngine
 

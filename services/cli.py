@@ -5,9 +5,12 @@ Law: parses and hands over; the server is imported inside, so that `weir --help`
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from services.assembly import Stack
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +28,9 @@ def executor(
     service: Annotated[str, typer.Option(help="Consul service name.")] = "chat",
     zone: Annotated[str, typer.Option(help="Availability zone.")] = "",
     version: Annotated[str, typer.Option(help="Version of what is served.")] = "",
-    model: Annotated[str, typer.Option(help="Model: a name (weir model list) or a folder.")] = "echo-1",
+    model: Annotated[
+        str, typer.Option(help="Model: a name (weir model list) or a folder (echo, sim: any name).")
+    ] = "",
     served_model_name: Annotated[str, typer.Option(help="Its name in the API (default: of the model).")] = "",
     tenant_class: Annotated[str, typer.Option(help="Tenant class it serves.")] = "",
     sidecar: Annotated[str, typer.Option(help="host:port of its sidecar's public listener.")] = "",
@@ -59,6 +64,9 @@ def executor(
         str, typer.Option(help="Share of the device to claim (6GiB): who can't fit beside others is refused.")
     ] = "",
     run_dir: Annotated[str, typer.Option(help="Folder for the snapshot of the sleeping instance.")] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether options and model make sense; start nothing.")
+    ] = False,
 ) -> None:
     """Serve until SIGTERM, which drains. The Consul token comes from CONSUL_HTTP_TOKEN or …_FILE."""
     import asyncio
@@ -67,6 +75,7 @@ def executor(
     from pathlib import Path
 
     from regions.cli.errors import UsageError
+    from services import checked
     from services.assembly import Stack
     from services.batching.model import BatchingSettings
     from services.instance import Identity
@@ -78,6 +87,7 @@ def executor(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     in_logs()
     table = load(Path(tenants) if tenants else FILE)
+    model = checked.model_of(engine, model)
     options = {"token_cost_ms": f"{token_cost_ms:g}"} if engine == "echo" else {}
     stack = Stack(
         engine=engine,
@@ -95,9 +105,12 @@ def executor(
         ),
     )
     if consul and not sidecar:
-        raise UsageError("weir executor", "--consul needs --sidecar, the address others are to call")
+        raise UsageError(
+            "--consul", "needs --sidecar", "the address others are to call, such as 127.0.0.1:9000"
+        )
     served = served_model_name or model.rstrip("/").rpartition("/")[2]
     identity = Identity(service, instance, region, zone, stage, version, served, tenant_class)
+    checked.check(identity, stack, listen, admin, table.priorities)
     settings = Settings(
         identity=identity,
         listen=listen,
@@ -113,8 +126,21 @@ def executor(
         device_memory=_bytes(device_memory),
         tenants=table,
     )
+    if check:
+        _makes_sense(stack)
+        return
     gc.freeze()
     asyncio.run(serve(settings))
+
+
+def _makes_sense(stack: Stack) -> None:
+    """Make the engines and throw them away. Raises UsageError for a model, option or rule without sense."""
+    from random import Random
+
+    from mesh.clock import SystemClock
+    from services.assembly import assemble
+
+    assemble(stack, SystemClock(), Random())  # noqa: S311 (jitter, no secret)
 
 
 def _bytes(text: str) -> int:
@@ -135,6 +161,6 @@ def _options(flag: str, texts: list[str] | None) -> dict[str, str]:
     for text in texts or []:
         name, sign, value = text.partition("=")
         if not sign:
-            raise UsageError(f"{flag} {text!r}", "not NAME=VALUE")
+            raise UsageError(f"{flag} {text!r}", "not NAME=VALUE", f"for example {flag} seed=7")
         options[name] = value
     return options

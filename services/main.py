@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from regions.cli.errors import UsageError, WeirError
 from services import tenants_file
 from services.admin import admin_app
 from services.assembly import Stack, assemble
+from services.checked import address
 from services.devices.claims import claimed, claims_folder
 from services.devices.door import MIG, Binding, Devices, find
 from services.devices.here import at_start
@@ -76,14 +76,6 @@ class Settings:
     run_dir: str = ""
     device_memory: int = 0
     tenants: Tenants | None = None
-
-
-def address(text: str, what: str) -> tuple[str, int]:
-    """(host, port) of `host:port`. Raises UsageError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"{what} {text!r}", "not host:port", "for example 127.0.0.1:9000")
-    return host, int(port)
 
 
 def row(settings: Settings) -> register.Instance:
@@ -264,18 +256,8 @@ def _pool(
 def _listeners(settings: Settings, server: Server, pool: HotPool, stop: Stop) -> list[Listener]:
     out = [Listener(server.app(), *address(settings.listen, "--listen"))]
     if settings.admin:
-        host, port = address(settings.admin, "--admin")
-        if not _loopback(host):
-            raise UsageError(f"--admin {settings.admin!r}", "not on loopback", "give 127.x.y.z:port")
-        out.append(Listener(admin_app(stop.asked.set, pool), host, port))
+        out.append(Listener(admin_app(stop.asked.set, pool), *address(settings.admin, "--admin")))
     return out
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _bind(listener: Listener, name: str) -> None:

@@ -4,13 +4,64 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import typer.main
+from typer.testing import CliRunner
 
+from mesh.world.engines import ENGINES, check_words
 from mesh.world.layout import RegionLayout, WorldLayout
 from mesh.world.plan import Programs, processes, proxies
 from mesh.world.spec import WorldSpec
+from regions.cli.errors import UsageError
 from regions.load import default_dir, load_regions
 from services.cli import register
+
+FIXED = {"--instance": "i", "--region": "r", "--listen": "127.0.0.1:1", "--engine": "sim"}
+NONSENSE = [
+    ({"--stage": "gamma"}, "--stage 'gamma'"),
+    ({"--instance": ""}, "--instance ''"),
+    ({"--instance": "../x y"}, "--instance '../x y'"),
+    ({"--tenant-class": "platinum"}, "--tenant-class 'platinum'"),
+    ({"--listen": "nonsense"}, "--listen 'nonsense'"),
+    ({"--admin": "0.0.0.0:1"}, "--admin '0.0.0.0:1': not on loopback"),
+    ({"--fallback-option": "a=b"}, "--fallback-option"),
+    ({"--fallback-rules": "/nope"}, "--fallback-rules"),
+    ({"--fallback": "layerwise"}, "--fallback layerwise"),
+    ({"--fallback": "none"}, "engine 'none'"),
+    ({"--fallback": "sim", "--fallback-option": "bla=1"}, "engine option 'bla'"),
+    ({"--option": "bla"}, "--option 'bla'"),
+    ({"--option": "bla=1"}, "engine option 'bla'"),
+    ({"--option": "speed=nan"}, "engine option speed='nan'"),
+    ({"--engine": "torch"}, "--model: is needed"),
+    ({"--engine": "openai", "--option": "base_url=http://127.0.0.1:1"}, "--model: is needed"),
+    ({"--engine": "torch", "--model": "nope"}, "model 'nope'"),
+    ({"--engine": "gpt"}, "engine 'gpt'"),
+    ({"--consul": "http://127.0.0.1:8500"}, "--consul: needs --sidecar"),
+]
+
+
+def _check(flags: dict[str, str]) -> None:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    words = [word for pair in (FIXED | flags).items() for word in pair]
+    assert CliRunner().invoke(app, ["executor", "--check", *words], catch_exceptions=False).exit_code == 0
+
+
+@pytest.mark.parametrize(("flags", "named"), NONSENSE)
+def test_nonsense_is_named_with_a_way_out_before_anything_starts(flags: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _check(flags)
+    assert str(caught.value).startswith(named)
+    assert caught.value.way_out
+
+
+@pytest.mark.parametrize("engine", ["echo", "sim"])
+def test_what_a_world_asks_before_it_starts_is_a_command_line_that_is_understood(engine: str) -> None:
+    words = check_words(engine, "", ("slots=4",))
+    _check(dict(zip(words[2::2], words[3::2], strict=True)))
+    with pytest.raises(UsageError, match="bla"):
+        _check({"--engine": engine, "--model": ENGINES[engine].model, "--option": "bla=1"})
 
 
 def test_the_world_starts_it_with_flags_it_knows() -> None:
