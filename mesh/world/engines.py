@@ -6,7 +6,7 @@ what differs for a world on one machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ECHO = "echo"
@@ -57,6 +57,18 @@ ENGINES: Mapping[str, EngineRow] = {
 def row(engine: str) -> EngineRow | None:
     """None for an engine that a world can't run."""
     return ENGINES.get(engine)
+
+
+def option_words(engine: str, options: Sequence[str]) -> tuple[str, ...]:
+    """`--option NAME=VALUE` for an executor: those of every world, then the given ones, which win."""
+    return tuple(word for text in (*ENGINES[engine].options, *options) for word in ("--option", text))
+
+
+def check_words(engine: str, model: str, options: Sequence[str]) -> tuple[str, ...]:
+    """The weir command that says whether an executor can make sense of these, and starts nothing."""
+    nobody = ("--instance", "check", "--region", "check", "--listen", "127.0.0.1:1")
+    told = ("--engine", engine, "--model", model or ENGINES[engine].model)
+    return ("executor", "--check", *nobody, *told, *option_words(engine, options))
 
 
 def defaults(engine: str) -> dict[str, int]:

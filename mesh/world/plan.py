@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from mesh.world.addresses import ADMIN, CONTROL_PLANE_HTTP, EXECUTOR, EXECUTOR_ADMIN, SIDECAR
-from mesh.world.engines import ECHO, ENGINES
+from mesh.world.engines import ECHO, option_words
 from mesh.world.layout import MARKER, RegionLayout
 from mesh.world.spec import SERVICE, Instance, WorldSpec
 
@@ -196,10 +196,8 @@ def _executor(
 
 
 def _engine(spec: WorldSpec) -> tuple[str, ...]:
-    if spec.engine == ECHO:
-        return ("--engine", ECHO, "--token-cost-ms", f"{spec.token_cost_ms:g}")
-    options = (*ENGINES[spec.engine].options, *spec.options)
-    return ("--engine", spec.engine, *(word for text in options for word in ("--option", text)))
+    price = ("--token-cost-ms", f"{spec.token_cost_ms:g}") if spec.engine == ECHO else ()
+    return ("--engine", spec.engine, *price, *option_words(spec.engine, spec.options))
 
 
 def _envoy(

@@ -17,14 +17,14 @@ from rich.console import Console
 
 from mesh.world import create, down, patience, ports, strays, warm
 from mesh.world.control import RegionStatus, SupervisorGone
-from mesh.world.engines import ECHO, ENGINES
+from mesh.world.engines import ECHO, ENGINES, check_words
 from mesh.world.layout import MARKER
 from mesh.world.process import State
 from mesh.world.progress import Progress
 from mesh.world.runner import find_programs, weir_command
 from mesh.world.wish import Wish
 from mesh.world.world import NoWorld, World, load_description
-from regions.cli.errors import Exit, Refused, WeirError
+from regions.cli.errors import Exit, Refused, UsageError, WeirError
 
 LOOK_EVERY_S = 0.1
 LOCK_WAIT_S = 60.0
@@ -83,6 +83,18 @@ def _prepare(folder: Path, want: Wish) -> None:
             raise WeirError(
                 f"engine {engine}", f"{said} ended with {done.returncode}", f"see above; then {said}"
             )
+    if engine in ENGINES and (want.model or want.options):
+        _check(engine, want)
+
+
+def _check(engine: str, want: Wish) -> None:
+    """Ask an executor about model and options before a world is made of them: nine would die of it again and
+    again, and the world would remember."""
+    words = [*weir_command(), *check_words(engine, want.model or "", want.options or ())]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True)
+    if done.returncode:
+        why, _, way_out = done.stderr.strip().removeprefix("error ").partition("\n  way out: ")
+        raise UsageError(f"engine {engine}", why, way_out or "see weir executor --help")
 
 
 def _start(

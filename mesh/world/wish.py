@@ -58,7 +58,7 @@ def settled(
     Raises Refused when the wish differs from what runs, or from what the kept data was made for.
     """
     names = tuple(sorted(wish.regions)) if wish.regions is not None else old.names
-    new = replace(old, **_of_engine(old, wish), **wish.said)
+    new = replace(old, **_of_engine(old, wish, running=bool(running)), **wish.said)
     if names != old.names or not running:
         # Nothing of the old rows is in use: take them as the files have them now.
         new = replace(new, regions=rows.only(names) if set(names) <= set(rows.names) else old.regions)
@@ -70,11 +70,17 @@ def settled(
     return new
 
 
-def _of_engine(old: WorldSpec, wish: Wish) -> dict[str, Any]:
-    """What goes with another engine: model, options and numbers of the old one mean nothing to it."""
-    if wish.engine in (None, old.engine):
+def _of_engine(old: WorldSpec, wish: Wish, *, running: bool) -> dict[str, Any]:
+    """What goes with another engine: model, options and numbers of the old one mean nothing to it.
+
+    Where nothing runs, the same engine named again has no model or option but those said now: there must be a
+    way to be rid of one that was wrong.
+    """
+    if wish.engine is None or (wish.engine == old.engine and running):
         return {}
-    usual: dict[str, Any] = {"model": "", "options": (), **defaults(wish.engine or ECHO)}
+    usual: dict[str, Any] = {"model": "", "options": ()}
+    if wish.engine != old.engine:
+        usual |= defaults(wish.engine)
     return {name: value for name, value in usual.items() if name not in wish.said}
 
 

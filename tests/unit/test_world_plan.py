@@ -280,6 +280,15 @@ def test_another_engine_takes_its_own_model_and_numbers_along() -> None:
     assert kept.model == "/m"
 
 
+def test_an_option_that_was_wrong_is_gone_when_the_engine_is_named_again() -> None:
+    wrong = replace(SPEC, engine="sim", options=("bla=1",), model="m", instances=1)
+    again = settled(wrong, Wish(engine="sim"), ROWS, running=(), kept=True)
+    assert (again.options, again.model, again.instances) == ((), "", 1)
+    said = settled(wrong, Wish(engine="sim", options=("speed=2",)), ROWS, running=(), kept=True)
+    assert said.options == ("speed=2",)
+    assert settled(wrong, Wish(engine="sim"), ROWS, running=("cn-north-1",), kept=True) == wrong
+
+
 @pytest.mark.parametrize(("said", "named"), [({"engine": "gpt"}, "gpt"), ({"options": ("slots",)}, "slots")])
 def test_an_engine_or_option_that_makes_no_sense_is_named(said: dict[str, Any], named: str) -> None:
     with pytest.raises(SpecError, match=named):
