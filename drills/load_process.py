@@ -57,8 +57,8 @@ def maker(order: LoadOrder) -> Callable[[int], load.Request]:
         stream, session = rng.random() < order.streams, ""
         if rng.random() < order.sessions:
             session = f"{order.prefix}-{rng.randrange(SESSIONS)}"
+        # No model: whatever the world serves.
         body = {
-            "model": "echo-1",
             "prompt": f"drill request {index}",
             "max_tokens": order.stream_tokens if stream else order.tokens,
             "stream": stream,

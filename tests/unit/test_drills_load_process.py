@@ -33,6 +33,7 @@ def test_a_request_is_one_an_openai_client_could_send() -> None:
     assert request.body is not None
     body = json.loads(request.body)
     assert (body["max_tokens"], body["stream"]) == (12, True)
+    assert "model" not in body, "whatever the world's engine serves"
     assert request.headers["x-session-id"] == request.session
 
 
