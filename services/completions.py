@@ -64,10 +64,10 @@ class Completions:
 
     async def models(self, request: web.Request) -> web.Response:
         body = {"object": "list", "data": [self._model()]}
-        return web.json_response(body, headers=self._told(self._caller(request)))
+        return web.json_response(body, headers=self.told(request))
 
     async def model(self, request: web.Request) -> web.Response:
-        told, wanted = self._told(self._caller(request)), request.match_info["model"]
+        told, wanted = self.told(request), request.match_info["model"]
         if wanted != self._it.identity.model:
             return refusal(api.no_such_model(wanted, self._it.identity.model), told)
         return web.json_response(self._model(), headers=told)
@@ -160,6 +160,10 @@ class Completions:
             headers=lambda: self._told(who, parts),
         )
         return order, tuple(job.request_id for job in jobs)
+
+    def told(self, request: web.Request) -> dict[str, str]:
+        """Headers of an answer to this request, whatever it is."""
+        return self._told(self._caller(request))
 
     def _told(self, who: Caller, parts: list[Generation] | None = None) -> dict[str, str]:
         """Headers of an answer."""

@@ -32,7 +32,7 @@ class Server:
         self._completions = Completions(instance, clock, edge or Edge())
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_openai_errors])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._openai_errors])
         app.router.add_post("/v1/completions", self._completions.text)
         app.router.add_post("/v1/chat/completions", self._completions.chat)
         app.router.add_get("/v1/models", self._completions.models)
@@ -43,6 +43,18 @@ class Server:
         if self._debug:
             app.router.add_route("*", "/echo", self._echo)
         return app
+
+    @web.middleware
+    async def _openai_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """What aiohttp itself refuses (no such path, wrong method) as clients of this API read it."""
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            if error.status < BAD:
+                raise
+            said = ApiError(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
+            kept = {name: value for name, value in error.headers.items() if name == "Allow"}
+            return refusal(said, self._completions.told(request) | kept)
 
     async def _health(self, _: web.Request) -> web.Response:
         why = self._it.why_ill()
@@ -63,16 +75,3 @@ class Server:
             seen.setdefault(name.lower(), []).append(value)
         body = {"path": request.path_qs, "headers": seen}
         return web.json_response(body, headers=self._completions.headers)
-
-
-@web.middleware
-async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What aiohttp itself refuses (no such path, wrong method) in the form that clients of this API read."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        if error.status < BAD:
-            raise
-        said = ApiError(error.status, f"{request.method} {request.path[:200]}: {error.reason}")
-        kept = {name: value for name, value in error.headers.items() if name == "Allow"}
-        return refusal(said, kept)

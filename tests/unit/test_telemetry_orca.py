@@ -92,5 +92,13 @@ def test_the_report_stands_in_every_answer_streams_and_refusals_too() -> None:
         assert envoy(it.last["endpoint-load-metrics"])["named_metrics.kv_cache_usage_perc"] == 0.25
         await it.post(TEXT_PATH, b"{")
         assert envoy(it.last["endpoint-load-metrics"])["application_utilization"] == 0.25
+        for method, path in (
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/x"),
+            ("GET", "/x"),
+            ("PUT", TEXT_PATH),
+        ):
+            async with it.http.request(method, it.base + path) as answer:
+                assert envoy(answer.headers["endpoint-load-metrics"])["named_metrics.queue"] == 0
 
     served(test, engine=Scripted(["a"], stats=EngineStats(kv_used=0.25)))
