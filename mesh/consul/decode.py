@@ -36,6 +36,12 @@ def endpoints(body: Any, service: str, region: str) -> tuple[tuple[Endpoint, ...
     return _each(body, "endpoint", lambda item: _endpoint(item, service, region))
 
 
+def resting(body: Any) -> dict[str, str]:
+    """`/v1/health/connect/<service>` -> instance: lifecycle, of those that say they take no new request."""
+    rows, _ = _each(body, "endpoint", lambda item: (_endpoint(item, "", "").instance, _lifecycle(item)))
+    return {instance: lifecycle for instance, lifecycle in rows if lifecycle in RESTING}
+
+
 def gateways(body: Any, region: str) -> tuple[tuple[Gateway, ...], Problems]:
     """`/v1/health/service/mesh-gateway?dc=<region>` -> gateways, sorted."""
     return _each(body, "gateway", lambda item: _gateway(item, region))
@@ -155,10 +161,14 @@ def _health(item: Any) -> Health:
     unknown = seen - set(Health)
     if unknown:
         raise ValueError(f"unknown check status {sorted(unknown)}")
-    leaving = bool(wishes) or _meta(item).get("lifecycle") in RESTING
+    leaving = bool(wishes) or _lifecycle(item) in RESTING
     if leaving and worst is not Health.CRITICAL:
         return Health.DRAINING
     return worst
+
+
+def _lifecycle(item: Any) -> str:
+    return str(_meta(item).get("lifecycle", ""))
 
 
 def _address(item: Any) -> str:

@@ -41,7 +41,8 @@ def _count(stage: Mapping[str, int] | None) -> str:
 
 def _note(row: Mapping[str, Any]) -> str:
     odd = [f"{name} {state}" for name, state in row["processes"].items() if state != "ready"]
-    return "; ".join([*([row["error"]] if row["error"] else []), *odd])
+    resting = [f"{name} {lifecycle}" for name, lifecycle in sorted(row["resting"].items())]
+    return "; ".join([*([row["error"]] if row["error"] else []), *odd, *resting])
 
 
 def _traffic(service: str, body: Mapping[str, Any]) -> RenderableType:

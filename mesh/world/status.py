@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
@@ -15,7 +16,6 @@ from mesh.clock import SystemClock
 from mesh.consul import decode, keys
 from mesh.consul.client import Consul
 from mesh.consul.errors import ConsulError
-from mesh.model import Endpoint
 from mesh.world.spec import SERVICE
 from mesh.world.status_model import RegionFacts, status
 from mesh.world.world import World
@@ -40,18 +40,15 @@ async def _facts(world: World, region: str) -> RegionFacts:
     except WeirError as error:
         return RegionFacts(supervisor=pid, error=error.why)
     processes = {name: row.state.value for name, row in seen.processes.items()}
-    ends: tuple[Endpoint, ...] = ()
-    documents: dict[str, Mapping[str, Any]] = {}
-    trouble = seen.trouble
+    facts = RegionFacts(seen.ready, pid, processes, error=seen.trouble)
     try:
         async with asyncio.timeout(CONSUL_S):
-            ends, documents = await _ask_consul(world, region)
+            return await _ask_consul(world, region, facts)
     except (ConsulError, TimeoutError) as error:
-        trouble = f"Consul: {error or 'no answer'}"
-    return RegionFacts(seen.ready, pid, processes, ends, documents, trouble)
+        return replace(facts, error=f"Consul: {error or 'no answer'}")
 
 
-async def _ask_consul(world: World, region: str) -> tuple[tuple[Endpoint, ...], dict[str, Mapping[str, Any]]]:
+async def _ask_consul(world: World, region: str, facts: RegionFacts) -> RegionFacts:
     address = world.address(region).consul_http
     async with Consul(address, world.token, clock=SystemClock(), rng=SystemRandom()) as consul:
         body = (await consul.get(f"/v1/health/connect/{SERVICE}")).body
@@ -62,7 +59,7 @@ async def _ask_consul(world: World, region: str) -> tuple[tuple[Endpoint, ...], 
         document = _parse(entry.value)
         if document is not None and entry.key == keys.status(str(document.get("service")), region):
             documents[str(document["service"])] = document
-    return ends, documents
+    return replace(facts, endpoints=ends, documents=documents, resting=decode.resting(body))
 
 
 def _parse(value: bytes) -> Mapping[str, Any] | None:

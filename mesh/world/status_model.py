@@ -17,7 +17,8 @@ from mesh.world.spec import SERVICE, WorldSpec
 class RegionFacts:
     """What was learned about one region. documents: service → its status document of this region.
 
-    processes: process → state. error: why Consul could not be asked, or empty.
+    processes: process → state. error: why Consul could not be asked, or empty. resting: instance → lifecycle,
+    of those that take no request by their own word.
     """
 
     ready: bool = False
@@ -26,6 +27,7 @@ class RegionFacts:
     endpoints: tuple[Endpoint, ...] = ()
     documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     error: str = ""
+    resting: Mapping[str, str] = field(default_factory=dict)
 
 
 def status(spec: WorldSpec, ca_file: str, found: Mapping[str, RegionFacts]) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def _region(
         "supervisor": facts.supervisor,
         "processes": dict(facts.processes),
         "error": facts.error or None,
+        "resting": dict(facts.resting),
     }
 
 

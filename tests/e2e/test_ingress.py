@@ -207,7 +207,7 @@ def _shape(names: tuple[str, ...]) -> dict[str, Any]:
     return {"schema_version": int, "regions": dict.fromkeys(names, REGION), "traffic": {"chat": traffic}}
 
 
-MORE = {"admin", "metrics", "supervisor", "processes", "error"}
+MORE = {"admin", "metrics", "supervisor", "processes", "error", "resting"}
 """Keys of a region that weir adds of its own."""
 
 

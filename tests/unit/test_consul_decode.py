@@ -70,6 +70,15 @@ def test_health_is_the_worst_check_and_draining_beats_all_but_death(
     assert decode.endpoints(body, "chat", "us-east-1")[0][0].health is health
 
 
+@pytest.mark.parametrize("lifecycle", ["ready", "asleep", "cold", "quarantined", "draining"])
+def test_who_rests_is_told_by_name(lifecycle: str) -> None:
+    body = recorded("health-connect-chat")
+    body[0]["Service"]["Meta"]["lifecycle"] = lifecycle
+    name = decode.endpoints(body[:1], "chat", "us-east-1")[0][0].instance
+    others = decode.resting(body[1:])
+    assert decode.resting(body) == others | ({} if lifecycle == "ready" else {name: lifecycle})
+
+
 def test_weight_follows_consul_but_is_at_least_one() -> None:
     body = recorded("health-connect-chat")
     body[0]["Service"]["Weights"] = {"Passing": 7, "Warning": 1}

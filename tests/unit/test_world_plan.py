@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from mesh.model import Endpoint, Health
 from mesh.world.addresses import FIRST_WORLD, LAST_WORLD, RegionAddresses
@@ -19,6 +21,7 @@ from mesh.world.envoys import bootstrap_of
 from mesh.world.layout import MAX_SOCKET_PATH, WorldLayout, runtime_folder
 from mesh.world.plan import REGISTERED, Programs, processes, proxies
 from mesh.world.process import MAX_DELAY_S, delay_s
+from mesh.world.show import view
 from mesh.world.spec import SpecError, WorldSpec, differences, spec_from_json, spec_to_json
 from mesh.world.status_model import RegionFacts, status
 from mesh.world.wish import Wish, fresh, settled
@@ -242,6 +245,7 @@ def test_status_has_the_promised_keys(golden_json: Any) -> None:
             processes={"consul": "ready"},
             endpoints=(end, replace(end, instance="chat-stable-1", health=Health.CRITICAL)),
             documents={"chat": document("cn-north-1", 10.0, 0.15, 300, 0.2)},
+            resting={"chat-stable-1": "asleep"},
         ),
         "us-east-1": RegionFacts(ready=True, documents={"chat": document("us-east-1", 20.0, 0.3, 100, 0.4)}),
     }
@@ -251,6 +255,10 @@ def test_status_has_the_promised_keys(golden_json: Any) -> None:
     assert chat["canary_weight"]["value"] == 0.3  # the region that decided last is ahead
     assert chat["observed"] == {"canary": 0.25, "regions": {"cn-north-1": 1.0}, "requests": 400}
     assert not body["regions"]["westeurope"]["ready"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(view(body))
+    [line] = [text for text in console.export_text().splitlines() if "127.42.1.1:8500" in text]
+    assert "chat-stable-1 asleep" in line
 
 
 def test_status_of_a_world_that_is_down() -> None:
