@@ -75,11 +75,12 @@ def sleep(
     """Drain, then sleep, one after the other. The last ready instance of a stage with traffic is refused."""
 
     async def each(who: Member, pool: Pool, doors: Doors) -> Said:
+        from services.pool.hand import settled
         from services.pool.plan import why_keep
 
         if not force and (why := why_keep(who, pool.members, pool.traffic(who))):
             raise Refused(f"{who.region}/{who.instance}", why, "wake another one first, or use --force")
-        return await doors.sleep(who, level)
+        return settled(await doors.sleep(who, level), "asleep" if level else "cold")
 
     _verb("sleep", names, each, (dir, consul, region, service), timeout, json=json)
 
@@ -98,7 +99,11 @@ def wake(
     """Wake, verify, take traffic. If its device is over 85 % busy: rebuilt on the least loaded one."""
 
     async def each(who: Member, _: Pool, doors: Doors) -> Said:
-        return await doors.wake(who, device)
+        from services.pool.hand import settled
+
+        said = await doors.wake(who, device)
+        # One that runs stays where it is: another device was asked for and not given.
+        return said if device else settled(said, "running")
 
     _verb("wake", names, each, (dir, consul, region, service), timeout, json=json)
 

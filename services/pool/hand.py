@@ -56,6 +56,14 @@ class Said:
         return "" if self.ok else str(self.body.get("error") or f"status {self.status}")
 
 
+def settled(said: Said, wanted: str) -> Said:
+    """Good when it refused only because it is as `wanted` already: an operator may ask twice."""
+    code = (said.body.get("outcome") or {}).get("code")
+    if code != "wrong_state" or said.body.get("lifecycle") != wanted:
+        return said
+    return Said(200, {"lifecycle": wanted, "already": True})
+
+
 async def read(agents: Mapping[str, Consul], service: str) -> Pool:
     """All regions at once."""
     answers = await asyncio.gather(*(_region(agent, service, name) for name, agent in agents.items()))

@@ -84,6 +84,7 @@ class HotPool:
             if self._life.can(State.QUARANTINED):
                 await self._standing.become(State.QUARANTINED, error)
         self.last = watch.outcome(verb, self._life.state, code, error)
+        _log(self.last)
         for told in self.watchers:
             told(self.last)
         return self.last
@@ -95,3 +96,11 @@ class HotPool:
         self._standing.slept_at = 0
         with watch.step("tell Consul"):
             await self._standing.tell()
+
+
+def _log(last: Outcome) -> None:
+    """One line for each verb: the only trace of a sleep that nobody watched."""
+    how = "" if last.ok else f"{last.code}: {last.error}; "
+    recovered = f" by a cold start, because: {last.recovered}" if last.recovered else ""
+    level = logging.INFO if last.ok else logging.WARNING
+    log.log(level, "%s: %s%s after %.3f s%s", last.verb, how, last.state, last.seconds, recovered)

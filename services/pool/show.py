@@ -69,7 +69,9 @@ def done(verb: str, who: Member, said: Said) -> None:
     """One line for the instance, one for each step: talk, not data."""
     out, outcome = talk(), said.body.get("outcome") or {}
     name = f"{who.region}/{who.instance}"
-    if said.ok:
+    if said.body.get("already"):
+        out.print(f"{name}: {said.body['lifecycle']} already", markup=False, soft_wrap=True)
+    elif said.ok:
         ms = float(outcome.get("seconds", 0.0)) * 1000
         out.print(f"{name}: {said.body.get('lifecycle')} after {ms:.0f} ms", markup=False, soft_wrap=True)
     else:

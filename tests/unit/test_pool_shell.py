@@ -26,6 +26,7 @@ from services.lifecycle import Lifecycle, State
 from services.listener import Listener
 from services.pool import describe
 from services.pool.describe import digest, model_parts
+from services.pool.hand import Said, settled
 from services.pool.hotstart import HotPool
 from services.pool.keeper import Keeper
 from services.pool.lru import MOST_ASLEEP
@@ -176,7 +177,10 @@ async def at_the_door(pool: HotPool, test: Any) -> None:
         await listener.stop()
 
 
-def test_the_admin_door_says_what_happened_and_never_200_for_a_failure() -> None:
+def test_the_admin_door_says_what_happened_and_never_200_for_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     orders = Orders(token_cost_ms=0)
 
     async def test(ask: Door, drained: list[bool]) -> None:
@@ -188,6 +192,8 @@ def test_the_admin_door_says_what_happened_and_never_200_for_a_failure() -> None
         assert [s["name"] for s in body["outcome"]["steps"]][-1] == "tell Consul"
         code, body = await ask("POST", "/sleep")
         assert (code, body["outcome"]["code"]) == (409, "wrong_state")
+        assert settled(Said(code, body), "asleep").ok
+        assert not settled(Said(code, body), "running").ok
         code, raw = await ask("GET", "/snapshot")
         assert decode(raw).identity["instance"] == WHO.instance
         orders.garbage = orders.cold_garbage = 1
@@ -196,10 +202,12 @@ def test_the_admin_door_says_what_happened_and_never_200_for_a_failure() -> None
         assert "fixed prompt" in body["error"]
         orders.garbage = orders.cold_garbage = 0
         assert (await ask("POST", "/wake"))[0] == 200
+        assert settled(Said(*await ask("POST", "/wake")), "running").ok
         orders.keeps = 1000
         code, body = await ask("POST", "/sleep")
         assert (code, body["outcome"]["code"], body["lifecycle"]) == (500, "sleep_failed", "cold")
         assert (await ask("GET", "/state"))[1]["last"]["code"] == "sleep_failed"
+        assert not settled(Said(code, body), "cold").ok
         assert (await ask("POST", "/wake?device=GPU-x"))[0] == 400
         assert (await ask("POST", "/sleep?level=9"))[0] == 400
         assert (await ask("POST", "/sleep?level=two"))[0] == 400
@@ -221,6 +229,9 @@ def test_the_admin_door_says_what_happened_and_never_200_for_a_failure() -> None
         await at_the_door(pool, test)
 
     asyncio.run(main())
+    lines = [row.getMessage() for row in caplog.records if row.name == "weir.pool"]
+    assert lines[0].startswith("sleep: asleep after ")
+    assert any(line.startswith("sleep: sleep_failed: ") for line in lines), lines
 
 
 def test_a_lost_device_is_told_by_the_state() -> None:
