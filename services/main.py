@@ -52,6 +52,8 @@ ON_DEVICES = ("torch", "vllm")
 """Engines that run on a GPU where there is one."""
 HURRY_S = 0.5
 """Longest goodbye to Consul after the second SIGTERM."""
+STILL_S = 5.0
+"""How often a long start is talked of."""
 _WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
 
 
@@ -120,7 +122,7 @@ async def serve(settings: Settings) -> None:
         if settings.device_memory:
             stack.enter_context(_share(settings, devices, binding))
         stack.push_async_callback(goodbye, engine)
-        if not await _started(engine, stop):
+        if not await _started(engine, stop, clock):
             return
         instance.lifecycle.to(State.RUNNING)
         pool = _pool(settings, instance, engine, clock, registration, devices)
@@ -136,7 +138,7 @@ async def serve(settings: Settings) -> None:
         _say_ready(settings)
         if registration is None:
             await stop.asked.wait()
-            instance.lifecycle.leave()
+            _leave(instance, settings.drain)
             # Nobody is told, so there is no news to wait for.
             how = Drain(settings.drain.deadline_s, 0.0)
             await unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
@@ -192,11 +194,27 @@ def _model_folder(stack: Stack) -> Path | None:
         return None
 
 
-async def _started(engine: Engine, stop: Stop) -> bool:
+async def _started(engine: Engine, stop: Stop, clock: Clock) -> bool:
     """Start it, a matter of minutes for some; False when the process was told to stop first."""
-    starting = asyncio.ensure_future(engine.start())
-    await unless(stop.asked, starting)
+
+    async def talk() -> None:
+        began = clock.monotonic()
+        while True:
+            await clock.sleep(STILL_S)
+            log.info("the engine is still starting, after %.0f s", clock.monotonic() - began)
+
+    log.info("the engine starts: %s, model %s", engine.facts().name, engine.facts().model)
+    talking = asyncio.create_task(talk(), name="start-talk")
+    try:
+        await unless(stop.asked, asyncio.ensure_future(engine.start()))
+    finally:
+        talking.cancel()
     return not stop.asked.is_set()
+
+
+def _leave(instance: Instance, how: Drain) -> None:
+    log.info("asked to stop: %d in flight, %g s to finish at most", instance.in_flight, how.deadline_s)
+    instance.lifecycle.leave()
 
 
 async def _registered(registration: Registration, how: Drain, instance: Instance, stop: Stop) -> None:
@@ -204,7 +222,7 @@ async def _registered(registration: Registration, how: Drain, instance: Instance
     try:
         # A registration that broke (a bug: its errors are handled) must not leave a server nobody hears of.
         await unless(stop.asked, keeping, cancel=False)
-        instance.lifecycle.leave()
+        _leave(instance, how)
         drain = asyncio.ensure_future(registration.drain(how, lambda: instance.in_flight))
         await unless(stop.now, drain)
     finally:

@@ -33,6 +33,9 @@ def test_ready_then_serving_then_drained_by_sigterm(tmp_path: Path) -> None:
         said = events(stream.rest())
         assert (len(said), said[-1]) == (61, "[DONE]")
         assert it.ended() == 0
+        told = it.log.read_text()
+        assert "asked to stop: 1 in flight" in told
+        assert "the engine starts: echo" in told
 
 
 def test_a_second_sigterm_stops_at_once(tmp_path: Path) -> None:
