@@ -18,9 +18,10 @@ from services.kv.config import ConfigError, parameters, weights_dtype
 from services.kv.published import PUBLISHED
 from services.kv.shape import DTYPE_BYTES
 from services.models.store import find
+from services.weights import header
 
 CONFIG = "config.json"
-_MAX_CONFIG, _MAX_HEADER = 1 << 20, 64 << 20
+_MAX_CONFIG = 1 << 20
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types that an engine turns into its own when it loads them."""
 
@@ -93,19 +94,13 @@ def _files_bytes(folder: Path, dtype: str) -> int | None:
 
 def _tensors_bytes(file: Path, dtype: str) -> int:
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, _MAX_HEADER)))
-        found = 0
-        for name, tensor in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = tensor["data_offsets"]
-            free = dtype != "auto" and tensor["dtype"] in _FLOATS
-            found += math.prod(tensor["shape"]) * DTYPE_BYTES[dtype] if free else end - begin
+        found = header.entries(file)
     except OSError as error:
         raise UsageError(str(file), error.strerror or "can't be read") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except ValueError:
         way_out = "weir model verify, or give --weights SIZE"
         raise UsageError(str(file), "its header is no safetensors header", way_out) from None
-    return found
+    return sum(
+        math.prod(e.shape) * DTYPE_BYTES[dtype] if dtype != "auto" and e.dtype in _FLOATS else e.end - e.begin
+        for e in found
+    )

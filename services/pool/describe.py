@@ -16,12 +16,11 @@ from typing import Any
 from regions.cli.errors import WeirError
 from services.kv.config import ConfigError, shape_of
 from services.pool.snapshot import ModelFile, ModelParts
+from services.weights import header
 
 WHOLE_BYTES = 2**30
 """Files up to this size are digested in full."""
 PIECES, PIECE_BYTES = 64, 64 * 1024
-MAX_HEADER = 100 * 2**20
-"""As safetensors itself limits it."""
 _SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "eos_token_id", "bos_token_id")
 
 
@@ -58,20 +57,11 @@ def digest(path: Path) -> str:
 
 def tensors(path: Path) -> Iterable[tuple[Any, ...]]:
     """(name, dtype, shape, file, begin, end) of each, by place; offsets count from the end of the header."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if not 0 < size <= MAX_HEADER:
-            raise WeirError(str(path), "no safetensors file: its header has an impossible size")
-        raw = file.read(size)
     try:
-        header = {name: row for name, row in json.loads(raw).items() if name != "__metadata__"}
-        found = [
-            (name, row["dtype"], list(row["shape"]), path.name, *row["data_offsets"])
-            for name, row in header.items()
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeirError(str(path), f"its header makes no sense: {error}", "fetch the model again") from error
-    return sorted(found, key=lambda row: row[4])
+        found = header.entries(path)
+    except (ValueError, OSError) as error:
+        raise WeirError(str(path), f"no safetensors file: {error}", "fetch the model again") from error
+    return [(e.name, e.dtype, list(e.shape), path.name, e.begin, e.end) for e in found]
 
 
 def _json(path: Path) -> Mapping[str, Any]:

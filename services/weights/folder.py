@@ -15,12 +15,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from services.weights import faults
+from services.weights.header import LENGTH, entries
 from services.weights.plan import ITEM_BYTES, Fact, expected_bytes
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_LENGTH = 8
-"""A file begins with the length of its header, 8 bytes, little-endian."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def read_shard(path: Path) -> Shard:
     """Facts about every tensor of one file, in the order of the file."""
     try:
         with path.open("rb") as file:
-            header = _LENGTH + int.from_bytes(file.read(_LENGTH), "little")
+            header = LENGTH + int.from_bytes(file.read(LENGTH), "little")
         with safe_open(path, framework="numpy") as opened:
             # The format allows no holes, and safetensors has checked that.
             slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
@@ -130,15 +129,13 @@ def _explained(path: Path, error: SafetensorError) -> faults.WeightsError:
     """Why safetensors refused it: cut off (with both sizes and the tensor), or a senseless header."""
     actual = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH), "little")
-        if not _LENGTH < _LENGTH + length <= actual:
-            return faults.corrupt_header(path, f"{error}; the file has {actual} bytes")
-        text = file.read(length)
+        weights_at = LENGTH + int.from_bytes(file.read(LENGTH), "little")
+    if not LENGTH < weights_at <= actual:
+        return faults.corrupt_header(path, f"{error}; the file has {actual} bytes")
     try:
-        bodies = {name: body for name, body in json.loads(text).items() if name != "__metadata__"}
-        ends = {name: body["data_offsets"][1] + _LENGTH + length for name, body in bodies.items()}
+        ends = {entry.name: weights_at + entry.end for entry in entries(path)}
         expected = max(ends.values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         return faults.corrupt_header(path, str(error))
     if expected == actual:
         return faults.corrupt_header(path, str(error))
