@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.kv.config import shape_of
-from services.kv.ledger import Fits, KvLedger, admit
 from services.llama.blocks import Blocks
 from services.llama.config import from_hf
 from services.llama.planner import Planner
 from services.llama.sequence import Sequence
+from tests.kv_ledger import Fits, KvLedger, admit
 
 HEADS = {"MHA": 8, "GQA": 2, "MQA": 1}
 TYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")

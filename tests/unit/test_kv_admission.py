@@ -15,7 +15,7 @@ from services.batching.core import Core
 from services.batching.model import BatchingSettings, Ticket
 from services.engine import EngineFacts
 from services.faults import Refused
-from services.kv.ledger import Fits, KvLedger, Never, admit
+from tests.kv_ledger import Fits, KvLedger, Never, admit
 
 HOW = BatchingSettings(queue_limit=1000)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kv.ledger import Fits, KvLedger, Later, LedgerError, Never, admit
 from services.kv.shape import KvShape, blocks_for
+from tests.kv_ledger import Fits, KvLedger, Later, LedgerError, Never, admit
 
 steps = st.lists(
     st.tuples(

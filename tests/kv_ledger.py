@@ -1,7 +1,8 @@
-"""Who holds how many KV blocks right now, and whether one more request may come in.
+"""Who holds how many KV blocks right now, and whether one more request may come in: written to be read.
 
-Law: pure bookkeeping on whole blocks; knows neither memory nor time. What it hands out never exceeds its
-capacity, and freeing what was never held is an error: a double free is a bug that must show.
+Law: what the scheduler's and the planner's own bookkeeping is compared with in tests; pure bookkeeping on
+whole blocks, it knows neither memory nor time. What it hands out never exceeds its capacity, and freeing what
+was never held is an error: a double free is a bug that must show.
 
 Three numbers per request: reserved (blocks promised to it, for its whole length or a part of it), committed
 (tokens written so far), and the blocks that those tokens fill. committed blocks <= reserved blocks always;
