@@ -23,12 +23,14 @@ STABLE, CANARY = "stable", "canary"
 
 
 class Health(StrEnum):
-    """Health of an endpoint as Consul tells it, plus DRAINING which the instance says of itself."""
+    """Health of an endpoint as Consul tells it, plus what the instance says of itself: DRAINING (it still
+    answers) and ASLEEP (it can't, and wakes some day)."""
 
     PASSING = "passing"
     WARNING = "warning"
     CRITICAL = "critical"
     DRAINING = "draining"
+    ASLEEP = "asleep"
 
 
 class ProxyKind(StrEnum):

@@ -148,9 +148,7 @@ def _intention(item: Any) -> Intention:
 
 
 def _health(item: Any) -> Health:
-    """Worst of the checks; DRAINING wins over passing and warning, but a dead instance is dead.
-
-    An instance that sleeps or wakes is told to Envoy as draining: known, and sent nothing new.
+    """Worst of the checks; DRAINING and ASLEEP win over passing and warning, but a dead instance is dead.
 
     Maintenance mode (`consul maint`) is a wish to drain, told by a critical check of a reserved name.
     """
@@ -161,10 +159,12 @@ def _health(item: Any) -> Health:
     unknown = seen - set(Health)
     if unknown:
         raise ValueError(f"unknown check status {sorted(unknown)}")
-    leaving = bool(wishes) or _lifecycle(item) in RESTING
-    if leaving and worst is not Health.CRITICAL:
-        return Health.DRAINING
-    return worst
+    if worst is Health.CRITICAL:
+        return worst
+    lifecycle = _lifecycle(item)
+    if lifecycle in RESTING and lifecycle != Health.DRAINING:
+        return Health.ASLEEP
+    return Health.DRAINING if wishes or lifecycle in RESTING else worst
 
 
 def _lifecycle(item: Any) -> str:

@@ -29,6 +29,8 @@ HEALTH: Mapping[Health, int] = {
     Health.WARNING: health_check_pb2.HEALTHY,
     Health.CRITICAL: health_check_pb2.UNHEALTHY,
     Health.DRAINING: health_check_pb2.DRAINING,
+    # Known and sent nothing new: awake again it takes traffic at once, without a first health check.
+    Health.ASLEEP: health_check_pb2.DRAINING,
 }
 
 SERVING = frozenset({Health.PASSING, Health.WARNING})
@@ -104,7 +106,8 @@ def _add_direct(
     group: tuple[Endpoint, ...],
     hop: Hop | None,
 ) -> None:
-    for zone, members in groupby(group, key=lambda e: e.zone):
+    shown = _askable(group)
+    for zone, members in groupby(shown, key=lambda e: e.zone):
         ends = list(members)
         locality = base_pb2.Locality(region=ends[0].region, zone=zone, sub_zone=ends[0].stage)
         assignment.endpoints.append(
@@ -112,8 +115,15 @@ def _add_direct(
                 locality=locality, priority=priority, lb_endpoints=[_instance(e, hop) for e in ends]
             )
         )
-    if not group:
+    if not shown:
         assignment.endpoints.append(endpoint_components_pb2.LocalityLbEndpoints(priority=priority))
+
+
+def _askable(group: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    """Without its sleepers, where nobody else serves: an Envoy in panic would ask them (measured)."""
+    if any(e.health in SERVING for e in group):
+        return group
+    return tuple(e for e in group if e.health is not Health.ASLEEP)
 
 
 def _instance(end: Endpoint, hop: Hop | None) -> endpoint_components_pb2.LbEndpoint:

@@ -136,7 +136,7 @@ def _sidecar(snapshot: MeshSnapshot, proxy: Proxy) -> Parts:
         raise NotReady(f"proxy {proxy.id}: service {proxy.service!r} is not in the catalog of services")
     colour = inbound.value_of(snapshot.region, proxy)
     draining = any(
-        (e.address, e.port) == (proxy.address, proxy.port) and e.health is Health.DRAINING
+        (e.address, e.port) == (proxy.address, proxy.port) and e.health in (Health.DRAINING, Health.ASLEEP)
         for e in _group(snapshot, proxy.service, proxy.stage)
     )
     return (

@@ -58,6 +58,8 @@ def test_region_is_whose_catalog_was_asked_not_what_the_meta_claims() -> None:
         (("passing", "passing"), "draining", Health.DRAINING),
         (("passing", "warning"), "draining", Health.DRAINING),
         (("passing", "critical"), "draining", Health.CRITICAL),
+        *((("passing", "warning"), name, Health.ASLEEP) for name in ("asleep", "cold", "waking", "starting")),
+        (("passing", "critical"), "asleep", Health.CRITICAL),
     ],
 )
 def test_health_is_the_worst_check_and_draining_beats_all_but_death(

@@ -129,6 +129,18 @@ def test_health_as_envoy_says_it(health: Health, status: str) -> None:
     assert health_check_pb2.HealthStatus.Name(end.health_status) == status
 
 
+def test_a_sleeper_is_kept_beside_others_and_left_out_where_all_would_be_in_panic() -> None:
+    def shown(*states: Health) -> list[str]:
+        ends = tuple(samples.endpoint(CN, STABLE, n, health) for n, health in enumerate(states))
+        group = by_priority(assignment(replace(samples.snapshot(), endpoints=ends), CN, STABLE))[0]
+        return [address.rpartition(".")[2] for address in group]
+
+    both = shown(Health.PASSING, Health.PASSING)
+    assert shown(Health.ASLEEP, Health.PASSING) == shown(Health.ASLEEP, Health.WARNING) == both
+    assert shown(Health.ASLEEP, Health.DRAINING) == shown(Health.ASLEEP, Health.CRITICAL) == both[1:]
+    assert shown(Health.ASLEEP, Health.ASLEEP) == []
+
+
 def test_locality_and_metadata_carry_region_zone_and_stage_for_load_reports() -> None:
     group = assignment(samples.snapshot(), CN, CANARY).endpoints[0]
     assert (group.locality.region, group.locality.zone, group.locality.sub_zone) == (CN, "a", CANARY)
