@@ -29,6 +29,9 @@ log = logging.getLogger("weir.batching")
 
 NOT_RETRIED = (Refused, EngineDied, DeadlinePassed, EngineHung)
 """Another try would be refused again, die again, or come later than anybody waits: a hang took its time."""
+STUCK = 3
+"""So many hangs with no token for anybody between them are no fault of the sequences: the engine is stuck,
+and who comes next would wait as long for nothing."""
 
 
 class Scheduled:
@@ -49,6 +52,7 @@ class Scheduled:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._started, self._asleep, self._dead = False, False, ""
+        self._hangs, self._stuck = 0, ""
         self._refusals: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -57,6 +61,7 @@ class Scheduled:
         self._core = Core(self._how, limits(self.engine.facts(), self._how))
         self._governor = Governor(self._how, self._core)
         self._started, self._asleep, self._dead = True, False, ""
+        self._hangs, self._stuck = 0, ""
 
     def facts(self) -> EngineFacts:
         return self.engine.facts()
@@ -107,11 +112,12 @@ class Scheduled:
         self._asleep = False
 
     def stats(self) -> EngineStats:
-        """The inner engine's, with those waiting here, and `batching_…` in extra."""
+        """The inner engine's, with those waiting here, and `batching_…` in extra. dead: stuck is dead too."""
         inner, core = self.engine.stats(), self._core
         return dataclasses.replace(
             inner,
             waiting=inner.waiting + core.queued + core.delayed,
+            dead=inner.dead or self._stuck,
             capacity=inner.capacity * self._governor.capacity,
             extra={**inner.extra, **extra(self.counts())},
         )
@@ -153,8 +159,8 @@ class Scheduled:
     def _check(self) -> None:
         if self._dead:
             self._dead = self.engine.stats().dead  # it may have been brought back
-        if self._dead:
-            raise EngineDied(self._dead)
+        if self._dead or self._stuck:
+            raise EngineDied(self._dead or self._stuck)
         if not self._started:
             raise RuntimeError("the engine was not started")
         if self._asleep:
@@ -175,6 +181,7 @@ class Scheduled:
                 raise
             return None
         self._governor.tokens += 1
+        self._hangs = 0
         return token
 
     def _try_again(self, core: Core[Job], job: Job) -> None:
@@ -208,6 +215,11 @@ class Scheduled:
         now = self._clock.monotonic()
         for job, late in core.due(now):
             job.interrupt(self._fault(job, late), partial(self._leave, core, job))
+            self._hangs += late is Late.SILENT
+        if self._hangs >= STUCK and not self._stuck:
+            self._stuck = f"the engine is stuck: {self._hangs} sequences hung with no token for anybody"
+            log.error("%s", self._stuck)
+            self._fail_waiting(core, EngineDied(self._stuck))
         before = core.batch
         self._governor.look(now)
         if core.batch != before:

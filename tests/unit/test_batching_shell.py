@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from services.batching import BatchingSettings, Scheduled
+from services.batching.scheduled import STUCK
 from services.engine import Engine, FinishReason, GenerateRequest, Token
 from services.engines.sim import SimEngine
 from services.faults import DeadlinePassed, DeviceLost, EngineDied, EngineFault, EngineHung, Refused
@@ -352,6 +353,41 @@ def test_silence_is_a_hang_before_the_first_token_and_after(hang_after: int, lim
         assert engine.counts().hangs == 1
         assert engine.counts().retries == 0
         assert empty(engine)
+
+    run(main())
+
+
+def test_an_engine_that_is_silent_to_everybody_is_dead_until_it_is_started_anew() -> None:
+    """Else every new request would wait for its hang, and nobody would bring the engine back."""
+
+    async def main() -> None:
+        stuck = dataclasses.replace(PLAIN, hang_after=2, slots=STUCK)
+        engine, _ = await made(stuck, first_token_s=3, idle_s=2)
+        work = [asyncio.create_task(said(engine)) for _ in range(STUCK + 1)]
+        ends = await asyncio.gather(*work, return_exceptions=True)
+        assert [type(end) for end in ends] == [EngineHung] * STUCK + [EngineDied], "who waits hears it too"
+        assert "stuck" in engine.stats().dead
+        asked = now()
+        with pytest.raises(EngineDied, match="stuck"):
+            await said(engine)
+        assert now() == asked, "at once"
+        assert empty(engine)
+        await engine.close()
+        await engine.start()
+        assert not engine.stats().dead
+
+    run(main())
+
+
+def test_sequences_that_hang_while_others_get_tokens_are_no_stuck_engine() -> None:
+    async def main() -> None:
+        engine, _ = await made(dataclasses.replace(PLAIN, hang_after=8), first_token_s=3, idle_s=2)
+        for _ in range(2 * STUCK):
+            with pytest.raises(EngineHung):
+                await said(engine, dataclasses.replace(ASK, max_tokens=20))
+            assert len(await said(engine)) == 8
+        assert engine.counts().hangs == 2 * STUCK
+        assert not engine.stats().dead
 
     run(main())
 

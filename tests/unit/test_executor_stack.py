@@ -55,7 +55,7 @@ def test_an_engine_that_fails_in_the_middle_cuts_its_streams_and_holds_nothing(n
         assert [events[-1]["error"]["code"] for events in bodies] == [code] * 4
         assert {len(events) for events in bodies} == {4}, "three tokens and the error"
         await it.until(lambda: empty(it))
-        lost = name in ("death", "device lost")
+        lost = name in ("death", "device lost", "hang")  # four that hang are an engine that is stuck
         assert await it.status("/health") == (503 if lost else 200)
         if name == "oom":
             assert (await it.post(TEXT_PATH, TEXT))[0] == 200, "it goes on"
