@@ -42,6 +42,7 @@ from services.pool.parts import Herald, Nobody, Parts, PoolSettings
 from services.pool.renewable import Renewable
 from services.registration import LEAVE_S, Drain, Registration, quiet
 from services.server import Edge, Server
+from services.starting import started
 from services.telemetry import spans
 from services.telemetry.trace import from_environment
 from services.tenants import Tenants
@@ -52,8 +53,6 @@ ON_DEVICES = ("torch", "vllm")
 """Engines that run on a GPU where there is one."""
 HURRY_S = 0.5
 """Longest goodbye to Consul after the second SIGTERM."""
-STILL_S = 5.0
-"""How often a long start is talked of."""
 _WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
 
 
@@ -122,7 +121,7 @@ async def serve(settings: Settings) -> None:
         if settings.device_memory:
             stack.enter_context(_share(settings, devices, binding))
         stack.push_async_callback(goodbye, engine)
-        if not await _started(engine, stop, clock):
+        if not await started(engine, stop.asked, clock):
             return
         instance.lifecycle.to(State.RUNNING)
         pool = _pool(settings, instance, engine, clock, registration, devices)
@@ -192,24 +191,6 @@ def _model_folder(stack: Stack) -> Path | None:
         return find_model(stack.model)
     except UsageError:
         return None
-
-
-async def _started(engine: Engine, stop: Stop, clock: Clock) -> bool:
-    """Start it, a matter of minutes for some; False when the process was told to stop first."""
-
-    async def talk() -> None:
-        began = clock.monotonic()
-        while True:
-            await clock.sleep(STILL_S)
-            log.info("the engine is still starting, after %.0f s", clock.monotonic() - began)
-
-    log.info("the engine starts: %s, model %s", engine.facts().name, engine.facts().model)
-    talking = asyncio.create_task(talk(), name="start-talk")
-    try:
-        await unless(stop.asked, asyncio.ensure_future(engine.start()))
-    finally:
-        talking.cancel()
-    return not stop.asked.is_set()
 
 
 def _leave(instance: Instance, how: Drain) -> None:
