@@ -20,6 +20,8 @@ from services.kv.published import PUBLISHED
 from services.kv.shape import KvShape, dtype_name
 from services.kv.sizes import parse_count, parse_size, show_size
 
+MOST_BYTES = 1 << 50
+"""More than any device, or all of a rack, has."""
 app = typer.Typer(no_args_is_help=True, help="The KV cache: what a sequence costs and how many fit.")
 
 
@@ -150,9 +152,12 @@ def _dtype(option: str, text: str) -> str:
 
 def _size(option: str, text: str) -> int:
     try:
-        return parse_size(text)
+        found = parse_size(text)
     except ValueError as error:
         raise UsageError(option, str(error)) from None
+    if found > MOST_BYTES:
+        raise UsageError(f"{option} {text}", "out of range", f"up to {show_size(MOST_BYTES)}")
+    return found
 
 
 def _count(option: str, text: str) -> int:

@@ -152,6 +152,7 @@ def test_a_context_beyond_the_models_own_is_said() -> None:
         (("llama-3.1-8b", "100", "24GiB", "--kv-dtype", "q4"), "known: fp32"),
         (("llama-3.1-8b", "100", "24GiB", "--dtype", "q4"), "--dtype"),
         (("llama-3.1-8b", "100", "24GiB", "--weights", "some"), "--weights"),
+        (("llama-3.1-8b", "100", "9999999PiB"), "up to 1 PiB"),
     ],
 )
 def test_a_mistake_names_the_way_out(args: tuple[str, ...], words: str) -> None:
