@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regions.cli.errors import Exit, Refused, UsageError
+from regions.cli.errors import Exit, Refused, UsageError, WeirError
 
 if TYPE_CHECKING:
     from mesh.consul.client import Consul
@@ -148,14 +148,17 @@ def _verb(verb: str, names: list[str], each: Each, where: Where, limit_s: float,
 
 
 def _one(pool: Pool, name: str, region: str) -> Member:
-    """Raises UsageError when no instance, or one in several regions, has this name."""
+    """Raises UsageError when no instance, or one in several regions, has this name; WeirError when that
+    can't be known."""
     from services.pool.plan import find
 
     place, slash, id_ = name.rpartition("/")
     found = find(pool.members, id_ if slash else name, place or region)
     if not found:
-        silent = f"; silent: {', '.join(pool.silent)}" if pool.silent else ""
-        raise UsageError(f"instance {name!r}", f"Consul knows none{silent}", "weir pool status lists all")
+        if pool.silent:
+            why = "; ".join(f"{region}: {text}" for region, text in pool.silent.items())
+            raise WeirError(f"instance {name!r}", f"not found, and a Consul is silent: {why}", "weir status")
+        raise UsageError(f"instance {name!r}", "Consul knows none", "weir pool status lists all")
     if len(found) > 1:
         places = ", ".join(f"{m.region}/{m.instance}" for m in found)
         raise UsageError(f"instance {name!r}", f"there are {len(found)}", f"say which one: {places}")

@@ -46,6 +46,8 @@ def status(pool: Pool, states: Mapping[tuple[str, str], Said], now: float, *, js
             f"{max(0.0, now - who.slept_at):.0f} s" if who.slept_at else "-",
         )
     table().print(shown)
+    if not pool.members and not pool.silent:
+        talk().print("no instance is registered: weir services list, weir status", style="yellow")
     for region, why in pool.silent.items():
         talk().print(
             f"{region}: its Consul doesn't answer ({why})", style="yellow", markup=False, soft_wrap=True

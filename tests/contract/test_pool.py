@@ -167,9 +167,11 @@ def test_weir_pool_shows_sleeps_wakes_and_refuses(tmp_path: Path, agent: Agent) 
         mixed = pool(agent, "wake", "chat-stable-1", "us-east-1/chat-stable-2", "--device", "cpu")
         assert mixed.returncode == 0
         again = pool(agent, "wake", "chat-stable-1")
-        assert (again.returncode, "can't become waking" in again.stderr) == (1, True)
+        assert (again.returncode, "running already" in again.stderr) == (0, True)
         pool(agent, "sleep", "chat-stable-1")
-        partly = pool(agent, "wake", "chat-stable-1", "chat-stable-2", "--json")
+        twice = pool(agent, "sleep", "chat-stable-1")
+        assert (twice.returncode, twice.stdout.split()) == (0, ["us-east-1/chat-stable-1", "asleep"])
+        partly = pool(agent, "wake", "chat-stable-1", "chat-stable-2", "--device", "cpu", "--json")
         assert partly.returncode == 5
         assert [row["ok"] for row in json.loads(partly.stdout)["instances"]] == [True, False]
         assert pool(agent, "sleep", "nobody").returncode == 2
@@ -180,6 +182,8 @@ def test_a_silent_consul_is_told() -> None:
     done = pool("http://127.107.5.99:8500", "status", "--region", "r", "--json")
     assert done.returncode == 1
     assert "r" in json.loads(done.stdout)["silent"]
+    asked = pool("http://127.107.5.99:8500", "sleep", "chat-stable-0", "--region", "r")
+    assert (asked.returncode, "a Consul is silent" in asked.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
