@@ -18,7 +18,7 @@ from pathlib import Path
 from mesh.clock import Clock, SystemClock
 from mesh.consul import register
 from mesh.consul.client import Consul
-from regions.cli.errors import UsageError, WeirError
+from regions.cli.errors import UsageError
 from services import tenants_file
 from services.admin import admin_app
 from services.assembly import Stack, assemble
@@ -42,7 +42,7 @@ from services.pool.parts import Herald, Nobody, Parts, PoolSettings
 from services.pool.renewable import Renewable
 from services.registration import LEAVE_S, Drain, Registration, quiet
 from services.server import Edge, Server
-from services.starting import started
+from services.starting import refuse_taken, started, taken
 from services.telemetry import spans
 from services.telemetry.trace import from_environment
 from services.tenants import Tenants
@@ -121,6 +121,7 @@ async def serve(settings: Settings) -> None:
         if settings.device_memory:
             stack.enter_context(_share(settings, devices, binding))
         stack.push_async_callback(goodbye, engine)
+        refuse_taken(settings.identity.instance, _addresses(settings))
         if not await started(engine, stop.asked, clock):
             return
         instance.lifecycle.to(State.RUNNING)
@@ -252,22 +253,22 @@ def _pool(
     )
 
 
+def _addresses(settings: Settings) -> list[tuple[str, int]]:
+    """The service's, then the admin door's."""
+    given = (("--listen", settings.listen), ("--admin", settings.admin))
+    return [address(text, flag) for flag, text in given if text]
+
+
 def _listeners(settings: Settings, server: Server, pool: HotPool, stop: Stop) -> list[Listener]:
-    out = [Listener(server.app(), *address(settings.listen, "--listen"))]
-    if settings.admin:
-        out.append(Listener(admin_app(stop.asked.set, pool), *address(settings.admin, "--admin")))
-    return out
+    apps = (server.app(), admin_app(stop.asked.set, pool))
+    return [Listener(app, *where) for app, where in zip(apps, _addresses(settings), strict=False)]
 
 
 async def _bind(listener: Listener, name: str) -> None:
     try:
         await listener.start()
     except OSError as error:
-        raise WeirError(
-            f"executor {name} on {listener}",
-            error.strerror or str(error),
-            "free the port or choose another address",
-        ) from error
+        raise taken(name, str(listener), error) from error
 
 
 def _say_ready(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""How the engine of an executor starts: talked of while it takes long, ended early by a signal.
+"""How an executor starts: a taken address is said first, a long start is talked of and ended by a signal.
 
 Law: decides nothing about engines. A start that fails for want of memory is told to people; a bug stays one.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
+from collections.abc import Iterable
 
 from mesh.clock import Clock
 from regions.cli.errors import WeirError
@@ -18,6 +20,24 @@ log = logging.getLogger("weir.executor")
 
 STILL_S = 5.0
 """How often a long start is talked of."""
+
+
+def refuse_taken(instance: str, addresses: Iterable[tuple[str, int]]) -> None:
+    """Before a model is loaded for minutes. Raises WeirError."""
+    for host, port in addresses:
+        bare = host.strip("[]")
+        with socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((bare, port))
+            except OSError as error:
+                raise taken(instance, f"{bare}:{port}", error) from error
+
+
+def taken(instance: str, where: str, error: OSError) -> WeirError:
+    """What to say of an address that can't be listened on."""
+    why = error.strerror or str(error)
+    return WeirError(f"executor {instance} on {where}", why, "free the port or choose another address")
 
 
 async def started(engine: Engine, asked: asyncio.Event, clock: Clock) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 
 import pytest
 
 from regions.cli.errors import WeirError
 from services.engines.echo import EchoEngine, EchoOptions
-from services.starting import STILL_S, started
+from services.starting import STILL_S, refuse_taken, started
 from tests.fakes.loop_clock import LoopClock
 from tests.virtual import run
 
@@ -57,3 +58,13 @@ def test_want_of_memory_has_a_way_out(error: Exception) -> None:
 def test_any_other_error_stays_what_it_is() -> None:
     with pytest.raises(OSError, match="no such"):
         run(start(Slow(0.1, OSError(errno.ENOENT, "no such file"))))
+
+
+def test_a_taken_address_is_said_and_a_free_one_left_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        with pytest.raises(WeirError, match=rf"executor i on 127\.0\.0\.1:{port}: Address already in use"):
+            refuse_taken("i", [("127.0.0.1", port)])
+    refuse_taken("i", [("127.0.0.1", port), ("localhost", port)])
+    with pytest.raises(WeirError, match="free the port or choose another"):
+        refuse_taken("i", [("192.0.2.1", port)])
