@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 INT64 = 2**63
+TOO_MANY = 429
 
 
 class ApiError(Exception):
@@ -31,6 +32,9 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
+        if self.status == TOO_MANY:
+            # Nothing is wrong with the request: who sorts errors by their type is to try again.
+            kind = "rate_limit_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 

@@ -45,7 +45,8 @@ def test_before_the_first_token_a_fault_is_a_status(
     async def test(it: Running) -> None:
         got, said = await it.post(CHAT_PATH, CHAT | {"stream": streams})
         assert (got, said["error"]["code"]) == (status, code)
-        assert said["error"]["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+        kinds = {4: "invalid_request_error", 5: "server_error", 429: "rate_limit_error"}
+        assert said["error"]["type"] == kinds.get(status, kinds[status // 100])
         assert "secret" not in said["error"]["message"]
         assert it.sample("weir_executor_requests_total", code=str(status)) == 1
         assert it.sample("vllm:request_success_total", finished_reason="abort") == 1
