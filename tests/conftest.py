@@ -9,8 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.goldens import FOLDER, Goldens
+
+settings.register_profile("weir", deadline=None)  # no test fails because the machine is busy
+settings.load_profile("weir")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

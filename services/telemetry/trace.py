@@ -97,11 +97,17 @@ def trace_id(headers: Mapping[str, str]) -> str:
     return single[0] if len(single) >= 2 else headers.get("x-b3-traceid", "")
 
 
+_MARK = "weir_ids_told"
+
+
 class TraceIds(logging.Filter):
     """Puts the ids of the request that a line is about at its end: the one that stands in the ingress' access
-    log, and its trace's, if it has one."""
+    log, and its trace's, if it has one. Once, however many handlers have such a filter."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, _MARK, False):
+            return True
+        setattr(record, _MARK, True)
         headers = outgoing_headers()
         ids = {"request_id": headers.get(REQUEST_ID, ""), "trace_id": trace_id(headers)}
         if said := " ".join(f"{name}={value}" for name, value in ids.items() if value):

@@ -87,7 +87,8 @@ def test_a_hundred_cycles_leak_nothing_and_change_no_token(name: str, tmp_path: 
             stats = engine.stats()
             assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0.0)
         after, files_after, tasks_after = held()
-        assert (files_after, tasks_after) == (files, tasks)
+        assert files_after <= files
+        assert tasks_after == tasks
         assert after - memory < 8 * 2**20, "what 90 cycles leave behind"
         assert [p.name for p in tmp_path.iterdir()] == ["s.snapshot"]
         await engine.close()

@@ -90,7 +90,7 @@ def test_a_hundred_cycles_leak_nothing(file: Path) -> None:
 
     before, files = cycles(5), me.num_fds()
     assert cycles(100) - before <= SLACK
-    assert me.num_fds() == files
+    assert me.num_fds() <= files
 
 
 def test_a_file_that_was_removed_is_still_ours(file: Path) -> None:

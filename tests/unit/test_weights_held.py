@@ -94,7 +94,7 @@ def test_a_hundred_cycles_leak_nothing(model: Path, opened: Opener) -> None:
     # The C library's heap needs some cycles to reach its size.
     before, files = cycles(40), me.num_fds()
     assert cycles(100) - before <= weights.nbytes / 2
-    assert me.num_fds() == files
+    assert me.num_fds() <= files, "fewer: what an earlier test opened was closed meanwhile"
     assert _same(weights, wanted)
 
 

@@ -176,5 +176,5 @@ def test_a_consumer_that_stops_early_leaves_no_thread_and_no_file(tmp_path: Path
     stream = Reader(folder.paths).stream(spans(plan(folder.facts)), lambda span, view: None)
     next(stream)
     stream.close()
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
     assert not [t for t in threading.enumerate() if t.name.startswith("weir-read")]
