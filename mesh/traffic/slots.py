@@ -11,6 +11,7 @@ last one, and the last one is kept in the status document in Consul.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from mesh.model import CANARY, FULL, STABLE
 
@@ -34,12 +35,28 @@ def apportion(shares: Mapping[str, float], total: int) -> dict[str, int]:
     return floor
 
 
+def spread(weights: Mapping[str, int], total: int) -> dict[str, int]:
+    """`total` of the sum of `weights` in their proportion, none more than its weight; with a larger total
+    nobody gets less (Webster's divisors, ties by name). Largest remainders may take one away while the whole
+    grows, and a session would go back to stable while the canary grows.
+    """
+    whole = sum(weights.values())
+    out = {name: (2 * total * weight + whole) // (2 * whole) for name, weight in weights.items()}
+    names = sorted(weights)
+    while sum(out.values()) < total:
+        out[max(names, key=lambda n: Fraction(weights[n], 2 * out[n] + 1))] += 1
+    while sum(out.values()) > total:
+        given = [n for n in reversed(names) if out[n]]
+        out[min(given, key=lambda n: Fraction(weights[n], 2 * out[n] - 1))] -= 1
+    return out
+
+
 def targets(shares: Mapping[str, float], canary: float) -> dict[Owner, int]:
     """Basis points that each (region, stage) should own. Regions first: a canary change crosses none."""
     by_region = apportion(shares, FULL)
     total_canary = round(canary * FULL)
-    weighted = {r: float(w) for r, w in by_region.items() if w}
-    by_canary = apportion(weighted, total_canary)
+    weighted = {r: w for r, w in by_region.items() if w}
+    by_canary = spread(weighted, total_canary)
     out: dict[Owner, int] = {}
     for region in sorted(weighted):
         out[(region, CANARY)] = by_canary[region]
