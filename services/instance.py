@@ -128,7 +128,11 @@ class Instance:
 
     def why_not_ready(self) -> str:
         """Why no new request should come, or empty."""
-        return self.why_ill() or self.lifecycle.why_not_ready()
+        return self.why_ill() or self.lifecycle.why_not_ready() or self._why_unable()
+
+    def _why_unable(self) -> str:
+        """An engine whose server is away recovers by itself: it is alive, and of no use until then."""
+        return "" if self.engine.stats().capacity else "the engine can do nothing at the moment"
 
     def failed(self, reason: str) -> None:
         """The engine is broken for good: /health says so and Consul takes the instance out."""

@@ -88,10 +88,10 @@ class Pair:
         """Of both together; what can't be added (KV, fragmentation) is the primary's.
 
         stands_in: whether the secondary answers for a dead primary. Then it is dead only when both are, and
-        with a dead primary its capacity is the secondary's, times `share`.
+        with a primary that can do nothing its capacity is the secondary's, times `share`.
         """
         first, second = self.primary.stats(), self.secondary.stats()
-        covered = stands_in and not second.dead
+        covered, out = stands_in and not second.dead, bool(first.dead) or not first.capacity
         return replace(
             first,
             running=first.running + second.running,
@@ -101,7 +101,7 @@ class Pair:
             preemptions=first.preemptions + second.preemptions,
             memory_bytes=self._memory(first.memory_bytes, second.memory_bytes),
             dead="" if covered else first.dead,
-            capacity=second.capacity * self.share if first.dead and covered else first.capacity,
+            capacity=second.capacity * self.share if out and covered else first.capacity,
             extra={
                 **first.extra,
                 **{f"secondary_{name}": value for name, value in second.extra.items()},

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from multidict import CIMultiDict
 
 from mesh.clock import SystemClock
-from services.engine import GenerateRequest, Token
+from services.engine import EngineStats, GenerateRequest, Token
 from services.engines.echo import EchoEngine, EchoOptions, Source
 from services.instance import Instance
 from services.lifecycle import State
@@ -239,6 +240,17 @@ def test_ready_says_no_while_draining_or_asleep_and_health_says_alive() -> None:
         it.instance.lifecycle.leave()
         assert (await it.status("/ready"), await it.status("/health")) == (503, 200)
         assert (await it.post(TEXT_PATH, TEXT))[0] == 200, "who comes late is served"
+
+    served(test)
+
+
+def test_ready_says_no_while_the_engine_can_do_nothing_and_yes_when_it_can_again() -> None:
+    async def test(it: Running) -> None:
+        away, here = EngineStats(capacity=0.0), it.instance.engine.stats()
+        it.instance.engine = cast(Any, SimpleNamespace(stats=lambda: away))
+        assert (await it.status("/ready"), await it.status("/health")) == (503, 200)
+        it.instance.engine = cast(Any, SimpleNamespace(stats=lambda: here))
+        assert await it.status("/ready") == 200
 
     served(test)
 
