@@ -65,8 +65,10 @@ async def answer(engine: Engine, asked: GenerateRequest) -> list[Token]:
         return [token async for token in made]
 
 
-def said(tokens: list[Token]) -> list[tuple[int, str]]:
-    return [(token.token_id, token.text) for token in tokens]
+def said(tokens: list[Token]) -> tuple[list[int], str]:
+    """Ids and the whole text. Which token a piece of text stands with is no promise: a busy server puts
+    several tokens into one event."""
+    return [token.token_id for token in tokens], "".join(token.text for token in tokens)
 
 
 async def until(what: str, holds: Callable[[], bool]) -> None:
