@@ -21,8 +21,11 @@ from services.llama.planner import Planner
 from services.llama.pool import KvPool, shape_of
 from services.llama.settings import AUTO, DEFAULT_KV_TOKENS
 
-CHECK_TOKENS = 8
-"""Length of the fixed prompt that is answered after waking: one step in which every weight takes part."""
+CHECK_TOKENS = 1
+"""Length of the fixed prompt that is answered after waking: one step in which every weight takes part.
+
+More rows cost more on a CPU: matrix products pack the weights first, a product with one row just reads them.
+"""
 
 
 class TorchEngine(LlamaEngine):
@@ -49,6 +52,8 @@ class TorchEngine(LlamaEngine):
             sequences=settings.max_sequences,
             kv_tokens=self._core.planner.blocks.count * settings.block if self._core else 0,
             kv_block=settings.block,
+            kv_window=self.model.config.window,
+            kv_chunk=settings.chunk,
             sleep_levels=(1, 2),
             weights_bytes=self.model.weights.nbytes if self._core else 0,
             device=str(self.model.device),

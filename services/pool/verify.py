@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from services.engine import Engine, GenerateRequest
 from services.faults import EngineHung
 
-FIXED_PROMPT = "The river rises in the hills, and the weir below the mill"
+FIXED_PROMPT = "The river"
 PROBE_TOKENS = 2
 """The first comes from all weights at once, the other from the KV cache too. Each costs a step, and the mesh
 waits for it."""

@@ -1,9 +1,10 @@
 """Waking a torch instance on the CPU against starting it cold, and the memory it gives back while asleep.
 
-Law: figures, no asserts. A real `weir executor` process of SmolLM2-135M in fp32 (513 MiB of weights), asked
-over HTTP like by anybody: cold from the start of the process, page cache warm; awake again from the admin
-verb. Memory is what the kernel says: of that many bytes of weights, and of KV cache that was written, how
-many left the process when the engine went to sleep.
+Law: figures, no asserts. A real `weir executor` process of SmolLM2-135M, asked over HTTP like by anybody:
+cold from the start of the process, page cache warm; awake again from the admin verb. In bfloat16 (the type of
+its files, 257 MiB), which has the goal, and in float32 (513 MiB): a wake reads every weight once. Memory is
+what the kernel says: of that many bytes of weights, and of KV cache that was written, how many left the
+process when the engine went to sleep.
 """
 
 from __future__ import annotations
@@ -52,12 +53,15 @@ class Found:
 def run() -> list[dict[str, Any]]:
     """Half a minute to a minute; the model is prepared first when it isn't there."""
     prepare(known(MODEL), lambda line: print(line, file=sys.stderr))
-    found = Found([], [], [], [], [])
-    for number in range(COLD_STARTS):
-        with _instance(found) as instance:
-            if number == COLD_STARTS - 1:
-                _sleep_and_wake(instance, found)
-    return [*rows(found), asyncio.run(_memory())]
+    made = []
+    for dtype, goal in (("bfloat16", f"ratio >= {CLAIM}"), ("float32", "")):
+        found = Found([], [], [], [], [])
+        for number in range(COLD_STARTS):
+            with _instance(found, dtype) as instance:
+                if number == COLD_STARTS - 1:
+                    _sleep_and_wake(instance, found)
+        made += rows(found, dtype, goal)
+    return [*made, asyncio.run(_memory())]
 
 
 class _Instance:
@@ -90,12 +94,12 @@ class _Instance:
 
 
 @contextmanager
-def _instance(found: Found) -> Iterator[_Instance]:
+def _instance(found: Found, dtype: str) -> Iterator[_Instance]:
     """A cold start, timed to ready and to the first answer."""
     port, admin = _ports()
     weir = Path(sys.executable).parent / "weir"
     where = ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}", "--sidecar", "127.0.0.1:9"]
-    what = ["--engine", "torch", "--model", MODEL, "--option", "device=cpu", "--option", "dtype=fp32"]
+    what = ["--engine", "torch", "--model", MODEL, "--option", "device=cpu", "--option", f"dtype={dtype}"]
     who = ["--instance", "bench-wake", "--region", "bench"]
     started = time.perf_counter()
     process = subprocess.Popen(
@@ -161,13 +165,13 @@ def _ports() -> tuple[int, int]:
         return one.getsockname()[1], two.getsockname()[1]
 
 
-def rows(found: Found) -> list[dict[str, Any]]:
+def rows(found: Found, dtype: str, goal: str) -> list[dict[str, Any]]:
     """Medians. The ratio is cold ÷ awake, as the claim counts it."""
     ready, answer = statistics.median(found.cold_ready), statistics.median(found.cold_answer)
     return [
-        _row("cold start to ready", ready, "engine wakes", found.wake_engine, f"ratio >= {CLAIM}"),
-        _row("cold start to ready", ready, "wake by the admin verb, fixed prompt verified", found.wake),
-        _row("cold start to first answer", answer, "wake to first answer", found.wake_answer),
+        _row(f"cold start to ready, {dtype}", ready, "engine wakes, checked", found.wake_engine, goal),
+        _row(f"cold start to ready, {dtype}", ready, "wake by the admin verb, checked twice", found.wake),
+        _row(f"cold start to first answer, {dtype}", answer, "wake to first answer", found.wake_answer),
     ]
 
 

@@ -121,7 +121,7 @@ def test_anything_else_kills_the_engine_and_all_who_wait_hear_it(
                 await answer(engine, request(prompt(1, 9), 2))
             with pytest.raises(EngineDied):
                 engine.size(request(prompt(1, 9), 2))
-            assert at_zero(engine)
+            await until(lambda: at_zero(engine))
 
     with caplog.at_level(logging.CRITICAL):
         asyncio.run(check())

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from services.batching.scheduled import Scheduled
+from services.engines import make_engine
 from services.models.store import find
 from tests.contract.torch_engines import at_zero, ids_of, request, staggered, started
 from tests.llama_models import KINDS, build, greedy, prompt
@@ -68,9 +70,15 @@ def test_a_window_gives_blocks_back_and_changes_no_token(tmp_path: Path) -> None
     ids = prompt(1, 60)
 
     async def check() -> list[int]:
-        # The sequence is far longer than the whole pool.
-        async with started(folder, block=4, kv_tokens=60, chunk=8) as engine:
+        # The sequence is far longer than the whole pool; the scheduler in front counts by the window too.
+        options = {"device": "cpu", "threads": "1", "block": "4", "kv_tokens": "60", "chunk": "8"}
+        engine = Scheduled(make_engine("torch", options, str(folder)))
+        await engine.start()
+        try:
+            assert (engine.facts().kv_window, engine.facts().kv_chunk) == (24, 8)
             return await ids_of(engine, request(ids, 60))
+        finally:
+            await engine.close()
 
     assert asyncio.run(check()) == greedy(folder, ids, 60)
 
