@@ -2,7 +2,8 @@
 
 Law: figures, no asserts. A model of random weights in a folder of this bench, removed at the end. Before
 every turn its files are thrown out of the page cache, and that they are out is checked; turns go A B C C B A,
-best of each. All bytes end in memory of the process in all ways but dd's, which drops them.
+best of each (a shared disk has slow moments). All bytes end in memory of the process in all ways but dd's,
+which drops them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 NAME = "weights"
 SHARDS, SHARD_BYTES = 4, 128 << 20
-ROUNDS = 2
+ROUNDS = 4
 OURS, DD, PLAIN = (
     "sharded loading",
     "dd iflag=direct, shard after shard",
