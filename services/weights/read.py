@@ -98,7 +98,7 @@ class Reader:
             figures = []
             cached = 0.0 if self._way else sources.cached(self._paths.values())
             for way in self._trials(spans, cached):
-                # The mapping is tried on half as much: where it doesn't suit the disk it takes twice the time.
+                # The mapping is tried on half as much: where it does not suit a disk it takes twice as long.
                 few = self._threads if way is TRIED[0] else self._threads // 2
                 trial, left = left[:few], left[few:]
                 stage = _Stage(self._paths, way, pool, buffers, self._clock)
