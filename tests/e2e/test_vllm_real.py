@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.timeout(540),
+    pytest.mark.timeout(480),
 ]
 
 IP, MODEL = "127.107.6.20", "smollm2-135m-instruct"
