@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,13 @@ def door(world: MeshWorld, method: str, path: str) -> tuple[int, dict[str, Any]]
         return answer.status, body
 
 
+def state(world: MeshWorld) -> dict[str, Any]:
+    """What the door says of the instance; empty while nobody is behind it: a killed one is started anew."""
+    with contextlib.suppress(urllib.error.URLError, ConnectionError):
+        return door(world, "GET", "/state")[1]
+    return {}
+
+
 def answered(world: MeshWorld) -> float:
     """How many requests the instance has answered, whatever came of them."""
     host = world.world.address(SECOND).instance(NUMBER)
@@ -53,7 +61,8 @@ def awake_again(world: MeshWorld) -> Iterator[None]:
     try:
         yield
     finally:
-        if door(world, "GET", "/state")[1]["asleep"]:
+        world.until("its door is open", lambda: bool(state(world)))
+        if state(world).get("asleep"):
             door(world, "POST", "/wake")
         mended(world, SECOND)
 
