@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.kv.shape import blocks_for, ceil_div
-
 
 class NoBlocks(Exception):
     """There are fewer free blocks than asked for; nothing was taken."""
@@ -54,12 +52,3 @@ class Blocks:
 def blocks_dropped(computed: int, size: int, window: int) -> int:
     """Leading blocks that no later query sees, once `computed` tokens are in the cache. window 0: none."""
     return max(0, computed - window + 1) // size if window else 0
-
-
-def peak_blocks(tokens: int, size: int, window: int = 0, chunk: int = 1) -> int:
-    """Most blocks held at once by a sequence of `tokens` tokens that is computed `chunk` tokens a step.
-
-    With a window: what a chunk writes, and what its first token still sees, which may begin inside a block.
-    """
-    whole = blocks_for(tokens, size)
-    return min(whole, ceil_div(window - 1 + chunk + size - 1, size)) if window else whole

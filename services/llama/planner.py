@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.kv.shape import ceil_div
-from services.llama.blocks import Blocks, blocks_dropped, peak_blocks
+from services.kv.shape import blocks_for, ceil_div
+from services.llama.blocks import Blocks, blocks_dropped
 from services.llama.sequence import Sequence
 
 
@@ -115,7 +115,7 @@ class Planner:
         return (*self.running, *self.waiting)
 
     def _peak(self, tokens: int) -> int:
-        return peak_blocks(tokens, self.blocks.size, self._window, self._chunk)
+        return blocks_for(tokens, self.blocks.size, self._window, self._chunk)
 
     def _admit(self) -> bool:
         """Let the head of the queue run, if all of its tokens so far will find room."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kv.shape import blocks_for as shape_blocks
-from services.llama.blocks import Blocks, NoBlocks, blocks_dropped, peak_blocks
+from services.kv.shape import blocks_for
+from services.llama.blocks import Blocks, NoBlocks, blocks_dropped
 from services.llama.planner import Plan, Planner
 from services.llama.sequence import Sequence
 
@@ -52,18 +52,13 @@ def test_free_and_used_always_add_up(moves: list[int]) -> None:
     assert blocks.used == 0
 
 
-@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 60))
-def test_one_token_a_step_holds_what_the_accounting_says(tokens: int, size: int, window: int) -> None:
-    assert peak_blocks(tokens, size, window) == shape_blocks(tokens, size, window)
-
-
 @given(st.integers(1, 120), st.integers(1, 9), st.integers(1, 40), st.integers(1, 30))
 def test_the_peak_is_never_exceeded(tokens: int, size: int, window: int, chunk: int) -> None:
     computed = 0
     while computed < tokens:
         step = min(chunk, tokens - computed)
-        held = shape_blocks(computed + step, size) - blocks_dropped(computed, size, window)
-        assert held <= peak_blocks(tokens, size, window, chunk)
+        held = blocks_for(computed + step, size) - blocks_dropped(computed, size, window)
+        assert held <= blocks_for(tokens, size, window, chunk)
         computed += step
         # The next query still sees all of its window.
         assert blocks_dropped(computed, size, window) * size <= max(0, computed - window + 1)
