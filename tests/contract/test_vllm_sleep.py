@@ -1,27 +1,22 @@
-"""The vllm engine when vLLM misbehaves: what sleep claims is not believed, what dies is told, nothing is
-left."""
+"""The vllm engine's sleep and wake: what the server claims is not believed."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from regions.cli.errors import UsageError
 from services.faults import EngineDied, WakeFailed
-from services.vllm.engine import VllmEngine
 from services.vllm.memory import Level, on_host
 from tests.contract.engine_subjects import Orders, stand_in
-from tests.contract.engine_suite import PROMPTS, Subject, answer, said
+from tests.contract.engine_suite import answer, said
+from tests.contract.vllm_stand_in import ASK, started
 from tests.fakes.vllm_python import fake_python
 from tests.fakes.vllm_wire import ORDERS
 
 pytestmark = pytest.mark.real
-ASK = Subject(lambda: None, "vllm", prompts=PROMPTS).ask  # type: ignore[arg-type, return-value]
 
 
 @pytest.fixture
@@ -29,20 +24,6 @@ def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Orders:
     it = Orders(tmp_path)
     monkeypatch.setenv(ORDERS, str(it.file))
     return it
-
-
-@contextlib.asynccontextmanager
-async def started(folder: Path, **options: object) -> AsyncIterator[VllmEngine]:
-    engine = stand_in(folder, **options)
-    try:
-        await engine.start()
-        yield engine
-    finally:
-        await engine.close()
-
-
-def family() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
 
 
 @pytest.mark.parametrize("level", [1, 2])
