@@ -30,6 +30,7 @@ from services.telemetry import genai
 from services.telemetry.trace import Attribute
 
 CLOSE_S = 2.0
+THREAD = "weir-traces"
 _NO_CONTEXT = {REQUEST_ID}
 _W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 # The later one wins where both came: W3C says more.
@@ -87,7 +88,7 @@ class OtelTracing:
     def __init__(
         self, exporter: SpanExporter, share: float, resource: Mapping[str, str], clock: Clock | None = None
     ) -> None:
-        self._clock, self._made = clock or SystemClock(), _Ids()
+        self._clock, self._made, self._exporter = clock or SystemClock(), _Ids(), exporter
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource.create(resource),
@@ -137,10 +138,12 @@ class OtelTracing:
         span.end(self.now_ns())
 
     async def close(self) -> None:
-        # A thread that nobody waits for: with no collector there, the exporter tries on for many seconds.
-        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        # In a thread that nobody waits for long: a collector that never answers holds the exporter for 10 s.
+        closing = threading.Thread(target=self._provider.shutdown, name=THREAD, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, CLOSE_S)
+        if closing.is_alive():
+            self._exporter.shutdown()  # no further try: the thread ends with the one under way
 
 
 def _traced(carried: Mapping[str, str]) -> bool:

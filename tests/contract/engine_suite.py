@@ -300,4 +300,5 @@ def leaves_nothing(it: Subject) -> None:
     for _ in range(2):
         asyncio.run(life(it))
         held.append(_held())
-    assert held[0] == held[1]
+    # Fewer is right: what an earlier test opened may go in the meantime.
+    assert all(after <= before for before, after in zip(*held, strict=True)), held

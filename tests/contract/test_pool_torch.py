@@ -19,6 +19,7 @@ from services.pool.parts import Parts, PoolSettings
 from services.pool.renewable import Renewable
 from services.pool.snapshot import MAX_BYTES, decode
 from services.registration import Drain
+from tests.held import Held, held_of
 
 pytestmark = pytest.mark.torch
 WHO = Identity("chat", "chat-stable-0", "us-east-1", "z1", "stable", "7", "tiny")
@@ -49,11 +50,11 @@ async def tokens(engine: Engine) -> list[int]:
     return [t.token_id async for t in engine.generate(GenerateRequest("r", "how deep", 8))]
 
 
-def held() -> tuple[int, int, int, int]:
-    """(resident bytes, open files, tasks, threads)."""
+def held(folder: Path) -> tuple[int, Held, int, int]:
+    """(resident bytes, files, tasks, threads)."""
     gc.collect()
     me = psutil.Process()
-    return me.memory_info().rss, me.num_fds(), len(asyncio.all_tasks()), me.num_threads()
+    return me.memory_info().rss, held_of(folder), len(asyncio.all_tasks()), me.num_threads()
 
 
 def test_a_hundred_cycles_leak_nothing_and_change_no_token(model: Path, tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_hundred_cycles_leak_nothing_and_change_no_token(model: Path, tmp_path
         before, awake = await tokens(engine), engine.stats().memory_bytes
         for cycle in range(CYCLES):
             if cycle == WARM:
-                memory, *rest = held()
+                memory, *rest = held(model.parent.parent)
             slept = await pool.sleep(1 + cycle % 2)
             assert slept.ok, slept
             assert engine.stats().memory_bytes <= awake // 10
@@ -73,7 +74,7 @@ def test_a_hundred_cycles_leak_nothing_and_change_no_token(model: Path, tmp_path
             stats = engine.stats()
             assert (stats.running, stats.waiting, stats.kv_used, stats.memory_bytes) == (0, 0, 0.0, awake)
         assert await tokens(engine) == before
-        after, *rest_after = held()
+        after, *rest_after = held(model.parent.parent)
         assert rest_after == rest
         assert after - memory < 16 * 2**20, "what 80 cycles leave behind"
         assert engine.renewals == 0

@@ -35,6 +35,7 @@ from services.pool.renewable import Renewable
 from services.pool.snapshot import decode, encode
 from services.registration import Drain
 from tests.fakes.sleepy_engine import Orders, SleepyEngine
+from tests.held import Held, held_of
 
 WHO = Identity("chat", "chat-stable-0", "us-east-1", "z1", "stable", "7", "m")
 CYCLES = 100
@@ -59,11 +60,10 @@ async def tokens(engine: Engine) -> list[int]:
     return [t.token_id async for t in engine.generate(GenerateRequest("r", "how deep", 6, seed=3))]
 
 
-def held() -> tuple[int, int, int]:
-    """(resident bytes, open files, tasks) of this process now."""
+def held(folder: Path) -> tuple[int, Held, int]:
+    """(resident bytes, files, tasks) of this process now."""
     gc.collect()
-    me = psutil.Process()
-    return me.memory_info().rss, me.num_fds(), len(asyncio.all_tasks())
+    return psutil.Process().memory_info().rss, held_of(folder), len(asyncio.all_tasks())
 
 
 CHEAP = {"sim": {"speed": "200", "weights_bytes": "1000", "kv_bytes_per_token": "1"}, "echo": {}}
@@ -77,7 +77,7 @@ def test_a_hundred_cycles_leak_nothing_and_change_no_token(name: str, tmp_path: 
         before = await tokens(engine)
         for cycle in range(CYCLES):
             if cycle == 10:
-                memory, files, tasks = held()
+                memory, files, tasks = held(tmp_path)
             slept = await pool.sleep()
             assert slept.ok, slept
             woken = await pool.wake()
@@ -86,8 +86,8 @@ def test_a_hundred_cycles_leak_nothing_and_change_no_token(name: str, tmp_path: 
             assert await tokens(engine) == before
             stats = engine.stats()
             assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0.0)
-        after, files_after, tasks_after = held()
-        assert files_after <= files
+        after, files_after, tasks_after = held(tmp_path)
+        assert files_after == files
         assert tasks_after == tasks
         assert after - memory < 8 * 2**20, "what 90 cycles leave behind"
         assert [p.name for p in tmp_path.iterdir()] == ["s.snapshot"]

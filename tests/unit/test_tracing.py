@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from services.engine import GenerateRequest
 from services.faults import OutOfDeviceMemory
 from services.server import Edge
 from services.telemetry import genai, outgoing_headers
+from services.telemetry.otel import THREAD
 from services.telemetry.outgoing import Carrying
 from services.telemetry.trace import NoTracing, TraceIds, Tracing, from_environment, trace_id
 from tests.fakes.otlp import Collector, plain
@@ -76,6 +78,10 @@ def traced(
         return statuses
 
     return asyncio.run(main())
+
+
+def exporting() -> list[threading.Thread]:
+    return [it for it in threading.enumerate() if it.name.startswith((THREAD, "OtelBatchSpan"))]
 
 
 async def _ask(it: Running, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> int:
@@ -181,6 +187,9 @@ def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.Monke
         before = SystemClock().monotonic()
         assert traced(it, Scripted(["a"]), *asks) == [200] * 30
         assert SystemClock().monotonic() - before < 9, "the exporter's own time-out is 10 s"
+    for thread in exporting():
+        thread.join(2)
+    assert not exporting(), "it tries no more once it was closed"
 
 
 @pytest.mark.parametrize(

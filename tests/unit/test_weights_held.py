@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.held import held_of
+
 pytestmark = pytest.mark.torch
 Opener = Callable[..., Any]
 
@@ -92,9 +94,9 @@ def test_a_hundred_cycles_leak_nothing(model: Path, opened: Opener) -> None:
         return me.memory_info().rss
 
     # The C library's heap needs some cycles to reach its size.
-    before, files = cycles(40), me.num_fds()
+    before, held = cycles(40), held_of(model.parent)
     assert cycles(100) - before <= weights.nbytes / 2
-    assert me.num_fds() <= files, "fewer: what an earlier test opened was closed meanwhile"
+    assert held_of(model.parent) == held
     assert _same(weights, wanted)
 
 

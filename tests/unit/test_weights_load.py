@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.held import held_of
+
 pytestmark = pytest.mark.torch
 RUN = ("float32", "bfloat16", "float16")
 
@@ -163,8 +165,6 @@ def test_what_is_not_in_the_page_cache_is_measured(tmp_path: Path, monkeypatch: 
 def test_a_consumer_that_stops_early_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
     import threading
 
-    import psutil
-
     from services.weights.folder import read_folder
     from services.weights.plan import plan, spans
     from services.weights.read import Reader
@@ -172,9 +172,9 @@ def test_a_consumer_that_stops_early_leaves_no_thread_and_no_file(tmp_path: Path
 
     save_sharded(tmp_path, random_tensors(7), 2)
     folder = read_folder(tmp_path)
-    before = psutil.Process().num_fds()
+    before = held_of(tmp_path)
     stream = Reader(folder.paths).stream(spans(plan(folder.facts)), lambda span, view: None)
     next(stream)
     stream.close()
-    assert psutil.Process().num_fds() <= before
+    assert held_of(tmp_path) == before
     assert not [t for t in threading.enumerate() if t.name.startswith("weir-read")]
