@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.goldens import FOLDER, Goldens
 
-settings.register_profile("weir", deadline=None)  # no test fails because the machine is busy
+# No test fails because the machine is busy: neither by a slow example nor by slow drawing.
+settings.register_profile("weir", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
 
 

@@ -15,10 +15,12 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in virtual time; `loop.time()` starts at 0 and jumps from timer to timer."""
-    loop = looptime.patch_event_loop(asyncio.new_event_loop(), start=0.0)
-    try:
-        return loop.run_until_complete(main)
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+    """Run to the end in virtual time; `loop.time()` starts at 0 and jumps from timer to timer. Ends as
+    asyncio.run does: tasks that are left are cancelled and worker threads waited for, so that nothing of this
+    test is seen by the next."""
+    with asyncio.Runner(loop_factory=_loop) as runner:
+        return runner.run(main)
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    return looptime.patch_event_loop(asyncio.new_event_loop(), start=0.0)

@@ -66,13 +66,12 @@ def test_a_name_may_be_a_folder_beside_us(
 
 
 @pytest.mark.parametrize(("text", "why"), [("/no/such", "no such folder"), ("..", "holds no config.json")])
-def test_paths_that_are_no_models(cache: Path, tmp_path: Path, text: str, why: str) -> None:
-    os.chdir(_folder(tmp_path / "in"))
-    try:
-        with pytest.raises(UsageError, match=why):
-            store.find(text)
-    finally:
-        os.chdir(Path(__file__).parent)
+def test_paths_that_are_no_models(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    monkeypatch.chdir(_folder(tmp_path / "in"))
+    with pytest.raises(UsageError, match=why):
+        store.find(text)
 
 
 def test_hidden_folders_are_no_models(cache: Path) -> None:
