@@ -2,21 +2,22 @@
 
 Law: HTTP out and nothing else: what was asked is checked already, what comes is the engine's. Before the
 first byte every failure is a clean status, which an ingress may retry elsewhere; after it, an error event and
-a cut connection.
+a cut connection, whoever ended it: the engine, a deadline, or we ourselves. No client holds that up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from services import openai_answers as say
 from services.choices import together
-from services.generation import Generation, Piece
+from services.faults import DeadlinePassed
+from services.generation import Generation, Piece, too_late
 from services.openai_api import Ask
 from services.openai_fields import ApiError
 
@@ -24,14 +25,18 @@ JSON = "application/json"
 SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 BEGUN = web.RequestKey("weir.answer", web.StreamResponse)
 CUT = web.RequestKey("weir.cut", bool)
-"""Keys of a request: its answer, once it has begun; and that it could not be finished."""
+_SAID_ALL = web.RequestKey("weir.said_all", bool)
+"""Keys of a request: its answer, once it has begun; that it could not be finished; that [DONE] is on its
+way."""
+LAST_WORDS_S = 1.0
+"""How long a client may take to read why its stream ends; one who doesn't read would wait for ever."""
 HeadersOf = Callable[[], Mapping[str, str]]
 """Called when the first token is there: what is told then, only then is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be answered. parts: one sequence per choice. first_byte_s, deadline_s: as in
+    """What is to be answered. parts: one sequence per choice. first_byte_s, deadline_s, own_limit: as in
     services.caller."""
 
     ask: Ask
@@ -40,6 +45,7 @@ class Order:
     parts: Sequence[Generation]
     first_byte_s: float | None
     deadline_s: float | None
+    own_limit: bool
     headers: HeadersOf
 
     def usage(self) -> say.Usage:
@@ -47,10 +53,6 @@ class Order:
         n = self.ask.n
         prompts = (max(p.prompt_tokens for p in self.parts[i : i + n]) for i in range(0, len(self.parts), n))
         return say.usage(sum(prompts), sum(part.tokens for part in self.parts))
-
-
-def too_late() -> ApiError:
-    return ApiError(504, "the deadline passed before the answer was there", None, "deadline_passed")
 
 
 async def whole(order: Order) -> web.Response:
@@ -64,50 +66,54 @@ async def whole(order: Order) -> web.Response:
                 one.ids.append(token_id)
                 one.finish = finish or one.finish
     except TimeoutError:
-        raise too_late() from None
+        raise _late(own=order.own_limit) from None
+    except ApiError as error:
+        # The engine knows of one limit only, whosever it is.
+        if error.code == DeadlinePassed.code and not order.own_limit:
+            raise _late(own=False) from error
+        raise
     body = say.whole(order.ask, order.identity, order.created, choices, order.usage())
     return web.Response(body=body, content_type=JSON, headers=order.headers())
 
 
-async def stream(request: web.Request, order: Order, cut: Callable[[], None]) -> web.StreamResponse:
-    """SSE. The first token is awaited before headers go out. cut: told when a stream that had begun failed.
-    Raises ApiError while nothing was sent."""
-    begun: list[web.StreamResponse] = []
-    try:
-        await _stream(request, order, begun)
-    except (ApiError, TimeoutError) as error:
-        said = error if isinstance(error, ApiError) else too_late()
-        if not begun:
-            raise said from error
-        cut()
-        request[CUT] = True
-        await begun[0].write(say.failure(said.message, said.code))
-        _cut(request)
-    return begun[0]
+def _late(*, own: bool) -> ApiError:
+    return too_late("the deadline passed before the answer was there", own=own)
 
 
-async def _stream(request: web.Request, order: Order, begun: list[web.StreamResponse]) -> None:
+async def stream(request: web.Request, order: Order) -> web.StreamResponse:
+    """SSE. The first token is awaited before headers go out. Raises ApiError; where that is after the first
+    byte, BEGUN stands in the request, and `broken_off` has to follow."""
     ends = None if order.deadline_s is None else asyncio.get_running_loop().time() + order.deadline_s
-    async with (
-        asyncio.timeout(order.first_byte_s) as limit,
-        contextlib.aclosing(together(order.parts)) as pieces,
-    ):
-        first = await anext(pieces)
-        limit.reschedule(ends)
-        answer = web.StreamResponse(headers={**order.headers(), **SSE_HEADERS})
-        await answer.prepare(request)
-        begun.append(answer)
-        request[BEGUN] = answer
-        events = say.Events(order.ask, order.identity, order.created)
-        write, with_ids = answer.write, order.ask.token_ids
-        await write(_event(events, first, with_ids))
-        async for piece in pieces:
-            if event := _event(events, piece, with_ids):
-                await write(event)
-        if order.ask.include_usage:
-            await answer.write(events.usage(order.usage()))
-        await answer.write(say.DONE)
+    try:
+        async with (
+            asyncio.timeout(order.first_byte_s) as limit,
+            contextlib.aclosing(together(order.parts)) as pieces,
+        ):
+            first = await anext(pieces)
+            limit.reschedule(ends)
+            answer = web.StreamResponse(headers={**order.headers(), **SSE_HEADERS})
+            await answer.prepare(request)
+            request[BEGUN] = answer
+            await _events(answer, order, first, pieces)
+            request[_SAID_ALL] = True
+            await answer.write(say.DONE)
+    except TimeoutError:
+        raise _late(own=order.own_limit or BEGUN in request) from None
     await answer.write_eof()
+    return answer
+
+
+async def _events(
+    answer: web.StreamResponse, order: Order, first: Piece, pieces: AsyncGenerator[Piece, None]
+) -> None:
+    events = say.Events(order.ask, order.identity, order.created)
+    write, with_ids = answer.write, order.ask.token_ids
+    await write(_event(events, first, with_ids))
+    async for piece in pieces:
+        if event := _event(events, piece, with_ids):
+            await write(event)
+    if order.ask.include_usage:
+        await write(events.usage(order.usage()))
 
 
 def _event(events: say.Events, piece: Piece, with_ids: bool) -> bytes:
@@ -118,7 +124,26 @@ def _event(events: say.Events, piece: Piece, with_ids: bool) -> bytes:
     return events.event(index, text, finish) if text or finish or not events.begun(index) else b""
 
 
-def _cut(request: web.Request) -> None:
-    """End the connection, not the chunked body: a proper end would tell the client that all is well."""
-    if request.transport is not None:
-        request.transport.close()
+async def broken_off(request: web.Request, why: ApiError, cut: Callable[[], None]) -> web.StreamResponse:
+    """End an answer that has begun, with a word on why. cut: told, unless all had been said by then.
+
+    The connection ends and not the chunked body: a proper end would tell who reads no events that all is
+    well. The word is out before: it is waited for, within LAST_WORDS_S.
+    """
+    begun, line = request[BEGUN], request.transport
+    if _SAID_ALL in request:
+        return begun
+    cut()
+    request[CUT] = True
+    if line is None:
+        return begun
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            line.set_write_buffer_limits(0)  # so that `drain` means "nothing of ours is left here"
+            await begun.write(say.failure(why.message, why.code))
+            await request.writer.drain()
+    except TimeoutError:
+        line.abort()
+    else:
+        line.close()
+    return begun

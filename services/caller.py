@@ -47,6 +47,11 @@ class Caller:
     first_byte_s: float | None
     carried: Mapping[str, str]
 
+    @property
+    def own_limit(self) -> bool:
+        """Whether it is not the mesh's limit for one try that bounds the first byte."""
+        return self.deadline_s == self.first_byte_s
+
 
 def read(headers: Mapping[str, str], table: Tenants, new_id: str) -> Caller:
     """headers: names in any case. new_id: used where the request brings no id that may stand in a log."""

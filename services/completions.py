@@ -7,6 +7,8 @@ whatever becomes of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,19 +21,25 @@ from services import answer, caller, intake, tenants_file
 from services import openai_api as api
 from services.answer import JSON, Order
 from services.caller import Caller
-from services.generation import Generation, on_the_wire
+from services.generation import Generation, on_the_wire, shutting_down
 from services.instance import Instance
 from services.openai_api import ApiError, Ask
+from services.openai_fields import OVER
 from services.telemetry import orca, spans
 from services.telemetry.load import Load
 from services.telemetry.outgoing import Carrying
 from services.telemetry.tally import Watch
 from services.telemetry.trace import NoTracing, Span, Tracing
 from services.tenants import Tenants
+from services.underway import Underway
+
+log = logging.getLogger("weir.executor")
 
 MAX_BODY = 8 * 1024 * 1024
 BAD, CLIENT_GONE, BUG = 400, 499, 500
 """From where a status is an error; and, in the metrics only: the client left, a handler broke."""
+END_S = answer.LAST_WORDS_S + 0.5
+"""Longest time from "end all" to the last word; whatever is left then is cut without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class Completions:
 
     def __init__(self, instance: Instance, clock: Clock, edge: Edge) -> None:
         self._it, self._clock, self._edge = instance, clock, edge
-        self._load = Load(instance, clock)
+        self._load, self._underway = Load(instance, clock), Underway()
         who = instance.identity
         self.headers = {
             "x-weir-instance": who.instance,
@@ -126,21 +134,31 @@ class Completions:
     ) -> web.StreamResponse:
         watch = Watch(self._it.tally, who.tenant.label, self._clock.monotonic)
         try:
-            ask = api.parse(await _body(request), chat=chat, model=self._it.identity.model)
-            if why := self._it.why_ill():
-                raise ApiError(503, f"the engine is dead: {why}", code="engine_dead")
-            identity = self._new_id("chatcmpl-" if chat else "cmpl-")
-            span.set(spans.ask(ask, identity))
-            order, ids = self._order(ask, who, identity, watch)
-            with Carrying(span.headers, ids):
-                try:
-                    if ask.stream:
-                        return await answer.stream(request, order, self._it.cut)
-                    return await answer.whole(order)
-                finally:
-                    span.set(spans.made(order.parts, order.usage(), watch.first_s))
+            with self._underway.one():
+                ask = api.parse(await _body(request), chat=chat, model=self._it.identity.model)
+                if why := self._it.why_ill():
+                    raise ApiError(503, f"the engine is dead: {why}", code="engine_dead")
+                identity = self._new_id("chatcmpl-" if chat else "cmpl-")
+                span.set(spans.ask(ask, identity))
+                order, ids = self._order(ask, who, identity, watch)
+                with Carrying(span.headers, ids):
+                    try:
+                        return await (answer.stream(request, order) if ask.stream else answer.whole(order))
+                    finally:
+                        span.set(spans.made(order.parts, order.usage(), watch.first_s))
         except ApiError as error:
+            if answer.BEGUN in request:
+                return await answer.broken_off(request, error, self._it.cut)
             return refusal(error, self._told(who))
+
+    async def end(self) -> None:
+        """End what is under way, each with a word to its client, and refuse what still comes. Returns when
+        all have gone, after END_S at the latest. Fine to call twice."""
+        if ended := self._underway.end(shutting_down()):
+            log.warning("%d answers ended before they were finished", ended)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self._it.idle.wait()
 
     def _order(self, ask: Ask, who: Caller, identity: str, watch: Watch) -> tuple[Order, tuple[str, ...]]:
         """The sequences to make, and their request ids. Raises ApiError."""
@@ -157,6 +175,7 @@ class Completions:
             parts=parts,
             first_byte_s=who.first_byte_s,
             deadline_s=who.deadline_s,
+            own_limit=who.own_limit,
             headers=lambda: self._told(who, parts),
         )
         return order, tuple(job.request_id for job in jobs)
@@ -195,4 +214,7 @@ def refusal(error: ApiError, headers: Mapping[str, str]) -> web.Response:
         # Whole seconds are all that the standard has; OpenAI's clients read the finer one first.
         told["Retry-After"] = str(math.ceil(error.retry_after_s))
         told["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
+    if error.status == OVER:
+        # OpenAI's clients try 408 again by themselves, with the same deadline: the work would be done thrice.
+        told["x-should-retry"] = "false"
     return web.Response(status=error.status, body=error.body(), content_type=JSON, headers=told)

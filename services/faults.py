@@ -50,7 +50,7 @@ class WakeFailed(EngineFault):
 
 
 class DeadlinePassed(EngineFault):
-    """The request's own deadline passed, in the queue or while it ran (504)."""
+    """The request's own deadline passed, in the queue or while it ran (408)."""
 
     code = "deadline_passed"
 

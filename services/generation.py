@@ -13,11 +13,14 @@ from collections.abc import AsyncGenerator
 from services.engine import FinishReason, GenerateRequest
 from services.faults import DeadlinePassed, EngineFault, Refused
 from services.instance import Instance
-from services.openai_fields import ApiError
+from services.openai_fields import OVER, ApiError
 from services.stops import Cutter
 from services.telemetry.tally import Watch
 
 log = logging.getLogger("weir.executor")
+
+SOON_S = 1.0
+"""When to come again to an address whose instance ends: behind it are others, or the next one of its name."""
 
 Piece = tuple[int, str, str | None, int]
 """Index of the choice; text, empty where a stop string may be coming; why it ended, or None; token id."""
@@ -87,5 +90,24 @@ def on_the_wire(error: RuntimeError) -> ApiError:
     if isinstance(error, Refused):
         return ApiError(error.status, str(error), error.param, code, error.retry_after_s)
     if isinstance(error, DeadlinePassed):
-        return ApiError(504, str(error) or "the deadline passed", None, code)
+        return too_late(str(error) or "the deadline passed")
     return ApiError(503, f"the engine failed: {error}", None, code)
+
+
+def too_late(message: str, *, own: bool = True) -> ApiError:
+    """A limit of time passed before the answer was there. own: the request's own deadline, else the mesh's
+    limit for this one try.
+
+    A request whose time is over must not be computed again. Envoy retries 504 elsewhere (`gateway-error`)
+    and takes three in a row for a broken instance; 408 it passes on, as any word on the request itself. A
+    try that took too long is another matter: it may go better elsewhere, and Envoy's own timer, which runs
+    at the same time, says 504 too.
+    """
+    if own:
+        return ApiError(OVER, message, None, DeadlinePassed.code)
+    return ApiError(504, "this try took longer than the mesh allows for one", None, "try_timeout")
+
+
+def shutting_down() -> ApiError:
+    """This instance ends; others go on, and may be asked at once."""
+    return ApiError(503, "this instance is shutting down", None, "shutting_down", SOON_S)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from services.caller import Caller
 from services.engine import Engine, EngineFacts, GenerateRequest
+from services.generation import too_late
 from services.openai_api import Ask, Prompt
 from services.openai_fields import INT64, ApiError
 
@@ -26,11 +27,11 @@ def jobs(
 ) -> tuple[GenerateRequest, ...]:
     """One sequence per choice, in the order of their indexes: all of the first prompt, then of the next.
 
-    chance: a fresh number of 63 bits. Raises ApiError (400, 504) and Refused.
+    chance: a fresh number of 63 bits. Raises ApiError (400, 408, 504) and Refused.
     """
     deadline = caller.deadline_s if ask.stream else caller.first_byte_s
     if deadline == 0 or caller.first_byte_s == 0:
-        raise ApiError(504, "the deadline had passed when the request came", None, "deadline_passed")
+        raise too_late("the deadline had passed when the request came", own=caller.own_limit)
     seed = ask.seed if ask.seed is not None else chance() if ask.temperature > 0 else 0
     facts, made = engine.facts(), list[GenerateRequest]()
     for prompt in ask.prompts:

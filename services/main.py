@@ -135,6 +135,7 @@ async def serve(settings: Settings) -> None:
         for listener in _listeners(settings, server, pool, stop):
             stack.push_async_callback(listener.stop)
             await _bind(listener, settings.identity.instance)
+        stack.push_async_callback(server.end)
         _say_ready(settings)
         if registration is None:
             await stop.asked.wait()
@@ -143,7 +144,7 @@ async def serve(settings: Settings) -> None:
             how = Drain(settings.drain.deadline_s, 0.0)
             await unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
         else:
-            await _registered(registration, settings.drain, instance, stop)
+            await _registered(registration, settings.drain, instance, stop, server)
 
 
 def _watched(pool: HotPool, consul: Consul, clock: Clock, stack: contextlib.AsyncExitStack) -> None:
@@ -199,7 +200,9 @@ def _leave(instance: Instance, how: Drain) -> None:
     instance.lifecycle.leave()
 
 
-async def _registered(registration: Registration, how: Drain, instance: Instance, stop: Stop) -> None:
+async def _registered(
+    registration: Registration, how: Drain, instance: Instance, stop: Stop, server: Server
+) -> None:
     keeping = asyncio.create_task(registration.run(), name="registration")
     try:
         # A registration that broke (a bug: its errors are handled) must not leave a server nobody hears of.
@@ -208,6 +211,8 @@ async def _registered(registration: Registration, how: Drain, instance: Instance
         drain = asyncio.ensure_future(registration.drain(how, lambda: instance.in_flight))
         await unless(stop.now, drain)
     finally:
+        # First of all: a Consul that doesn't answer must not hold up who waits for tokens.
+        await server.end()
         keeping.cancel()
         await asyncio.wait((keeping,))
         await registration.leave(HURRY_S if stop.now.is_set() else LEAVE_S)

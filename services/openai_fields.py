@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 INT64 = 2**63
-TOO_MANY = 429
+TOO_MANY, OVER = 429, 408
+"""Too many requests; the request's own time is over."""
 
 
 class ApiError(Exception):
@@ -35,6 +36,8 @@ class ApiError(Exception):
         if self.status == TOO_MANY:
             # Nothing is wrong with the request: who sorts errors by their type is to try again.
             kind = "rate_limit_error"
+        elif self.status == OVER:
+            kind = "timeout_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 

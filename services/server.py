@@ -44,6 +44,10 @@ class Server:
             app.router.add_route("*", "/echo", self._echo)
         return app
 
+    async def end(self) -> None:
+        """Answers under way are ended with a word on it: see Completions.end."""
+        await self._completions.end()
+
     @web.middleware
     async def _openai_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """What aiohttp itself refuses (no such path, wrong method) as clients of this API read it."""

@@ -28,7 +28,7 @@ FAULTS: list[tuple[Exception, int, str]] = [
     (EngineHung("nothing for 60 s"), 503, "engine_hung"),
     (OutOfDeviceMemory("step 7"), 503, "out_of_memory"),
     (BadLogits("NaN"), 503, "bad_logits"),
-    (DeadlinePassed("too late"), 504, "deadline_passed"),
+    (DeadlinePassed("too late"), 408, "deadline_passed"),
     (RuntimeError("the engine sleeps"), 503, "engine_error"),
     (KeyError("a bug with a secret"), 500, "engine_error"),
     (FULL, 429, "queue_full"),
@@ -45,7 +45,7 @@ def test_before_the_first_token_a_fault_is_a_status(
     async def test(it: Running) -> None:
         got, said = await it.post(CHAT_PATH, CHAT | {"stream": streams})
         assert (got, said["error"]["code"]) == (status, code)
-        kinds = {4: "invalid_request_error", 5: "server_error", 429: "rate_limit_error"}
+        kinds = {4: "invalid_request_error", 5: "server_error", 408: "timeout_error", 429: "rate_limit_error"}
         assert said["error"]["type"] == kinds.get(status, kinds[status // 100])
         assert "secret" not in said["error"]["message"]
         assert it.sample("weir_executor_requests_total", code=str(status)) == 1
@@ -127,16 +127,31 @@ SOON = {"x-weir-deadline-ms": "80"}
 ENVOY = {"x-envoy-expected-rq-timeout-ms": "80"}
 
 
-@pytest.mark.parametrize("headers", [SOON, ENVOY, ENVOY | {"x-weir-deadline-ms": "60000"}])
+LATE = (408, "deadline_passed", "false")
+"""The request's time is over: neither Envoy nor OpenAI's clients try it again."""
+TRY = (504, "try_timeout", None)
+"""This try's time is over: it may go better elsewhere."""
+
+
+@pytest.mark.parametrize(
+    ("headers", "verdict"),
+    [
+        (SOON, LATE),
+        (SOON | {"x-envoy-expected-rq-timeout-ms": "60000"}, LATE),
+        (SOON | ENVOY, LATE),
+        (ENVOY, TRY),
+        (ENVOY | {"x-weir-deadline-ms": "60000"}, TRY),
+    ],
+)
 @pytest.mark.parametrize(("streams", "script"), [(True, [HANG]), (False, [HANG]), (False, ["a", HANG])])
 def test_a_deadline_ends_a_request_that_has_said_nothing(
-    headers: dict[str, str], streams: bool, script: list[Any]
+    headers: dict[str, str], verdict: tuple[int, str, str | None], streams: bool, script: list[Any]
 ) -> None:
     engine = Scripted(script)
 
     async def test(it: Running) -> None:
         status, said = await it.post(TEXT_PATH, TEXT | {"stream": streams}, headers)
-        assert (status, said["error"]["code"]) == (504, "deadline_passed")
+        assert (status, said["error"]["code"], it.last.get("x-should-retry")) == verdict
         assert engine.running == 0
 
     served(test, engine=engine)
@@ -178,7 +193,7 @@ def test_a_deadline_that_has_passed_is_refused_before_work(said: str) -> None:
     engine = Scripted(["a"])
 
     async def test(it: Running) -> None:
-        assert (await it.post(TEXT_PATH, TEXT, {"x-weir-deadline-ms": said}))[0] == 504
+        assert (await it.post(TEXT_PATH, TEXT, {"x-weir-deadline-ms": said}))[0] == 408
         assert not engine.seen
 
     served(test, engine=engine)
