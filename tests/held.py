@@ -1,14 +1,18 @@
-"""What this process holds of a test's own folder, to tell a leak from what others open and close.
+"""What this process holds, to tell a leak from what others open and close in the same process.
 
-Law: looks only. Never counts all descriptors of the process: a socket of some library's background thread
-isn't the test's.
+Law: looks only. What is counted over the whole process (memory, threads) is judged by `least_growth` alone: a
+leak shows in every stretch of work, what another test's thread or the allocator does shows once.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 NAMELESS = "/memfd:"
 
@@ -26,6 +30,18 @@ def held_of(folder: Path) -> Held:
     # proc(5): address, permissions, offset, device, inode, and the file's name if there is one.
     named = [line.split(maxsplit=5)[-1] for line in maps if line.count("/")]
     return Held(sum(link.startswith(ours) for link in _links()), sum(name.startswith(ours) for name in named))
+
+
+def least_growth(measured: Sequence[int]) -> int:
+    """What every stretch between two measures added at least; negative where one gave back."""
+    return min(after - before for before, after in pairwise(measured))
+
+
+def written_memory() -> int:
+    """Bytes in memory that the process has written itself. Pages of files (libraries, page cache) aren't
+    among them: they come and go as the kernel likes."""
+    now = psutil.Process().memory_info()
+    return int(now.rss - now.shared)
 
 
 def _links() -> list[str]:

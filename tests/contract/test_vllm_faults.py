@@ -133,7 +133,7 @@ def test_an_idle_server_that_is_killed_is_noticed(tmp_path: Path, orders: Orders
 def test_a_killed_leash_leaves_no_server(tmp_path: Path, orders: Orders) -> None:
     async def main() -> None:
         async with started(tmp_path) as engine:
-            [leash] = psutil.Process().children()
+            [leash] = [p for p in family() if p.ppid() == os.getpid()]
             server = leash.children()[0]
             leash.kill()
             await until("it is dead", lambda: bool(engine.stats().dead))

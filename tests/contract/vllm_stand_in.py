@@ -6,6 +6,7 @@ Law: helpers only.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import psutil
 from services.vllm.engine import VllmEngine
 from tests.contract.engine_subjects import stand_in
 from tests.contract.engine_suite import PROMPTS, Subject
+from tests.fakes.vllm_wire import ORDERS
 
 ASK = Subject(lambda: None, "vllm", prompts=PROMPTS).ask  # type: ignore[arg-type, return-value]
 
@@ -29,5 +31,12 @@ async def started(folder: Path, **options: object) -> AsyncIterator[VllmEngine]:
 
 
 def family() -> list[psutil.Process]:
-    """Every process that descends from this one."""
-    return psutil.Process().children(recursive=True)
+    """Every process that descends from this one and works by this test's orders (or is dead and was not
+    waited for)."""
+    return [one for one in psutil.Process().children(recursive=True) if _ours(one)]
+
+
+def _ours(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE or process.environ().get(ORDERS) == os.environ[ORDERS]
+    return False

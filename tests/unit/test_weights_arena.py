@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.held import held_of
+from tests.held import held_of, least_growth, written_memory
 
 pytestmark = pytest.mark.torch
 SIZE = 8 << 20
@@ -47,15 +47,15 @@ def test_the_whole_process_shrinks() -> None:
 
     from services.weights.arena import HostArena
 
-    me, size = psutil.Process(), 64 << 20
+    size = 64 << 20
     arena = HostArena(size)
     tensor = arena.tensor(torch.uint8, (size,), 0)
-    empty = me.memory_info().rss
+    empty = written_memory()
     tensor.fill_(1)
-    full = me.memory_info().rss
+    full = written_memory()
     arena.release()
     assert full - empty >= 0.9 * size
-    assert full - me.memory_info().rss >= 0.9 * size
+    assert full - written_memory() >= 0.9 * size
 
 
 def test_a_parked_file_leaves_the_process_and_comes_back(file: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_hundred_cycles_leak_nothing(file: Path) -> None:
         return me.memory_info().rss
 
     before, held = cycles(5), held_of(file.parent)
-    assert cycles(100) - before <= SLACK
+    assert least_growth([before, *(cycles(35) for _ in range(3))]) <= SLACK
     assert held_of(file.parent) == held
 
 

@@ -89,14 +89,14 @@ async def running(
         clock=SystemClock(),
         rng=Random(1),
     )
-    socket = folder / "s.ctl"
+    socket, others = folder / "s.ctl", psutil.Process().children()
     task = asyncio.create_task(supervisor.run(socket))
     control = RegionControl(Sockets(socket), "r")
     try:
         await until(socket.exists)
         yield control, told
     finally:
-        pids = [p.pid for p in psutil.Process().children() if p.name() in ("sleep", "sh")]
+        pids = [p.pid for p in psutil.Process().children() if p not in others]
         supervisor.shutdown()
         await asyncio.wait_for(task, DEADLINE_S)
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
