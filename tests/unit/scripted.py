@@ -1,7 +1,7 @@
 """An engine that does what a test wrote down: `Scripted(["a", "b", OutOfDeviceMemory("step 2")])`.
 
 Law: no cleverness; every sequence plays the same script. `closed` counts iterators that were closed before
-their end.
+their end, `hangs` how often one came to a HANG.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scripted:
         self._facts = facts or EngineFacts("scripted", "echo-1")
         self.told = stats or EngineStats()
         self.seen: list[GenerateRequest] = []
-        self.running = self.closed = 0
+        self.running = self.closed = self.hangs = 0
         self.dies = False
 
     async def start(self) -> None:
@@ -58,6 +58,7 @@ class Scripted:
         try:
             for i, step in enumerate(self._script):
                 if step == HANG:
+                    self.hangs += 1
                     await asyncio.Event().wait()
                 if isinstance(step, Exception):
                     ended = True

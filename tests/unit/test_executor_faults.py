@@ -18,6 +18,7 @@ from services.faults import (
     OutOfDeviceMemory,
     Refused,
 )
+from tests.sse import events
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import HANG, Scripted
 
@@ -123,8 +124,9 @@ def test_health_hears_of_a_dead_engine_without_a_request() -> None:
 
 # -- deadlines ----------------------------------------------
 
-SOON = {"x-weir-deadline-ms": "80"}
-ENVOY = {"x-envoy-expected-rq-timeout-ms": "80"}
+IN_S = 60
+SOON = {"x-weir-deadline-ms": "60000"}
+ENVOY = {"x-envoy-expected-rq-timeout-ms": "60000"}
 
 
 LATE = (408, "deadline_passed", "false")
@@ -137,10 +139,10 @@ TRY = (504, "try_timeout", None)
     ("headers", "verdict"),
     [
         (SOON, LATE),
-        (SOON | {"x-envoy-expected-rq-timeout-ms": "60000"}, LATE),
+        (SOON | {"x-envoy-expected-rq-timeout-ms": "90000"}, LATE),
         (SOON | ENVOY, LATE),
         (ENVOY, TRY),
-        (ENVOY | {"x-weir-deadline-ms": "60000"}, TRY),
+        (ENVOY | {"x-weir-deadline-ms": "90000"}, TRY),
     ],
 )
 @pytest.mark.parametrize(("streams", "script"), [(True, [HANG]), (False, [HANG]), (False, ["a", HANG])])
@@ -150,7 +152,10 @@ def test_a_deadline_ends_a_request_that_has_said_nothing(
     engine = Scripted(script)
 
     async def test(it: Running) -> None:
-        status, said = await it.post(TEXT_PATH, TEXT | {"stream": streams}, headers)
+        asked = asyncio.create_task(it.post(TEXT_PATH, TEXT | {"stream": streams}, headers))
+        await it.until(lambda: engine.hangs == 1)
+        it.leap(IN_S)
+        status, said = await asked
         assert (status, said["error"]["code"], it.last.get("x-should-retry")) == verdict
         assert engine.running == 0
 
@@ -161,7 +166,7 @@ def test_a_deadline_of_the_caller_cuts_a_stream_under_way() -> None:
     engine = Scripted(["a", HANG])
 
     async def test(it: Running) -> None:
-        *_, last = await it.cut(TEXT_PATH, TEXT, SOON)
+        *_, last = await it.cut(TEXT_PATH, TEXT, SOON, then=lambda: it.leap(IN_S))
         assert last["error"]["code"] == "deadline_passed"
         assert engine.running == 0
 
@@ -169,20 +174,33 @@ def test_a_deadline_of_the_caller_cuts_a_stream_under_way() -> None:
 
 
 class Slow(Scripted):
-    """A token every 30 ms."""
+    """Holds all but the first token back until `go`."""
+
+    go: asyncio.Event
+
+    async def start(self) -> None:
+        self.go = asyncio.Event()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         async for token in super().generate(request):
             yield token
-            await asyncio.sleep(0.03)
+            await self.go.wait()
 
 
 def test_envoys_limit_of_a_try_is_for_the_first_byte_and_cuts_no_stream() -> None:
     async def test(it: Running) -> None:
-        assert (await it.stream(TEXT_PATH, TEXT, ENVOY))[-1] == "[DONE]"
+        async with it.http.post(it.base + TEXT_PATH, json=TEXT | {"stream": True}, headers=ENVOY) as answer:
+            begun = await answer.content.readuntil(b"\n\n")
+            it.leap(2 * IN_S)
+            engine.go.set()
+            assert events(begun + await answer.read())[-1] == "[DONE]"
         assert engine.seen[0].deadline_s is None
-        assert (await it.post(TEXT_PATH, TEXT, ENVOY))[0] == 504, "six tokens take longer than that"
-        assert engine.seen[1].deadline_s == 0.08
+        engine.go.clear()
+        asked = asyncio.create_task(it.post(TEXT_PATH, TEXT, ENVOY))
+        await it.until(lambda: engine.running == 1)
+        it.leap(IN_S)
+        assert (await asked)[0] == 504, "a whole answer is its first byte"
+        assert engine.seen[1].deadline_s == IN_S
 
     engine = Slow(list("abcdef"))
     served(test, engine=engine)
