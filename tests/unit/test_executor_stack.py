@@ -22,14 +22,23 @@ from services.instance import Instance
 from services.listener import Listener
 from services.server import Edge, Server
 from services.sim_cost import SimOptions
+from tests.fakes.loop_clock import LoopClock
 from tests.unit.executor import TEXT, TEXT_PATH, WHO, Running, served
 
 FAST = {"step_ms": 0.5, "seq_ms": 0.0, "prefill_ms_per_token": 0.0}
 LONG = TEXT | {"max_tokens": 4000}
+IDLE_S = 60.0
+
+
+SLOW = {"step_ms": 20.0}
+"""LONG lasts longer than any test."""
 
 
 def stack(how: BatchingSettings | None = None, **options: Any) -> Scheduled:
-    return Scheduled(SimEngine(SimOptions(**{**FAST, **options})), how or BatchingSettings(retries=0))
+    """On the loop's clock, which a test may put forward."""
+    clock = LoopClock()
+    engine = SimEngine(SimOptions(**{**FAST, **options}), clock=clock)
+    return Scheduled(engine, how or BatchingSettings(retries=0), clock)
 
 
 def empty(it: Running) -> bool:
@@ -51,7 +60,11 @@ def test_an_engine_that_fails_in_the_middle_cuts_its_streams_and_holds_nothing(n
     options, code = ILL[name]
 
     async def test(it: Running) -> None:
-        bodies = await asyncio.gather(*(it.cut(TEXT_PATH, LONG | {"seed": n}) for n in range(4)))
+        asked = asyncio.gather(*(it.cut(TEXT_PATH, LONG | {"seed": n}) for n in range(4)))
+        if name == "hang":
+            await it.until(lambda: it.instance.tally.tokens == 12)
+            it.leap(IDLE_S)
+        bodies = await asked
         assert [events[-1]["error"]["code"] for events in bodies] == [code] * 4
         assert {len(events) for events in bodies} == {4}, "three tokens and the error"
         await it.until(lambda: empty(it))
@@ -60,7 +73,7 @@ def test_an_engine_that_fails_in_the_middle_cuts_its_streams_and_holds_nothing(n
         if name == "oom":
             assert (await it.post(TEXT_PATH, TEXT))[0] == 200, "it goes on"
 
-    served(test, engine=stack(BatchingSettings(retries=0, idle_s=0.2), **options))
+    served(test, engine=stack(BatchingSettings(retries=0, idle_s=IDLE_S), **options))
 
 
 @pytest.mark.parametrize("name", ["nan", "oom", "death"])
@@ -87,20 +100,23 @@ def test_a_full_queue_is_a_429_that_says_why_and_when() -> None:
             task.cancel()
         await it.until(lambda: empty(it))
 
-    served(test, engine=stack(BatchingSettings(queue_limit=2), slots=1))
+    served(test, engine=stack(BatchingSettings(queue_limit=2), slots=1, **SLOW))
 
 
 def test_a_deadline_passes_in_the_queue() -> None:
     async def test(it: Running) -> None:
         work = asyncio.create_task(it.read(TEXT_PATH, LONG))
         await it.until(lambda: it.instance.engine.stats().running == 1)
-        status, said = await it.post(TEXT_PATH, TEXT, {"x-weir-deadline-ms": "50"})
+        asked = asyncio.create_task(it.post(TEXT_PATH, TEXT, {"x-weir-deadline-ms": "10000"}))
+        await it.until(lambda: it.instance.engine.stats().waiting == 1)
+        it.leap(10)
+        status, said = await asked
         assert (status, said["error"]["code"]) == (408, "deadline_passed")
         assert it.instance.engine.stats().waiting == 0
         work.cancel()
         await it.until(lambda: empty(it))
 
-    served(test, engine=stack(slots=1))
+    served(test, engine=stack(slots=1, **SLOW))
 
 
 def _reset(it: Running, body: dict[str, Any], read: int) -> None:
@@ -128,7 +144,7 @@ def test_clients_that_vanish_leave_nothing_and_no_traceback(n: int, caplog: pyte
         assert (await it.post(TEXT_PATH, TEXT))[0] == 200
 
     with caplog.at_level(logging.WARNING):
-        served(test, engine=stack())
+        served(test, engine=stack(**SLOW))
     assert not caplog.records
 
 
@@ -154,7 +170,7 @@ def test_a_wall_clock_that_jumps_changes_nothing_but_what_it_says(jump_s: float)
         try:
             async with aiohttp.ClientSession() as http:
                 it = Running(instance, http, f"http://127.0.0.1:{listener.port}")
-                soon = {"x-weir-deadline-ms": "5000"}
+                soon = {"x-weir-deadline-ms": "60000"}
                 _, before = await it.post(TEXT_PATH, TEXT, soon)
                 stream = asyncio.create_task(it.stream(TEXT_PATH, TEXT | {"max_tokens": 200}, soon))
                 await it.until(lambda: engine.stats().running == 1)
