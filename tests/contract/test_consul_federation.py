@@ -109,9 +109,7 @@ def test_an_unknown_datacenter_is_told_as_such(pair: dict[str, Agent]) -> None:
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
-def test_a_watch_on_a_dead_datacenter_says_so_and_resumes_within_five_seconds(
-    pair: dict[str, Agent], fault: str
-) -> None:
+def test_a_watch_on_a_dead_datacenter_says_so_and_resumes(pair: dict[str, Agent], fault: str) -> None:
     west_agent = pair["west"]
 
     async def scene(east: Consul, west: Consul) -> None:
@@ -133,20 +131,20 @@ def test_a_watch_on_a_dead_datacenter_says_so_and_resumes_within_five_seconds(
         )
         task = asyncio.create_task(watch.run())
         try:
-            await until("first answer", lambda: heard == [b"start"], within_s=10)
+            await until("first answer", lambda: heard == [b"start"], within_s=30)
             if fault == "killed":
                 west_agent.kill()
             else:
                 west_agent.signal(signal.SIGSTOP)
-            await until("the watch says so", lambda: watch.error is not None, within_s=10)
+            await until("the watch says so", lambda: watch.error is not None, within_s=30)
             assert heard == [b"start"], "a dead datacenter is no empty one"
             if fault == "killed":
                 west_agent.start()
             else:
                 west_agent.signal(signal.SIGCONT)
             await until("west takes writes", lambda: west.kv_put(KEY, b"after"), within_s=30)
-            # The bound of the issue: a region cut off and back converges within 5 s.
-            await until("news again", lambda: heard[-1] == b"after", within_s=5)
+            # How long that may take is for tests/unit/test_consul_watch.py, in virtual time.
+            await until("news again", lambda: heard[-1] == b"after", within_s=30)
             assert watch.error is None
             assert heard == [b"start", b"after"], "equal content was told again"
         finally:

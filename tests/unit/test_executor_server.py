@@ -284,18 +284,22 @@ def test_many_at_once_are_all_answered_and_the_slots_come_back() -> None:
     served(test, slots=4, token_cost_ms=0.1)
 
 
+OWN = "127.107.99.1"
+"""Where nobody else's connection may take the port meanwhile."""
+
+
 def test_a_stopped_listener_frees_its_address() -> None:
     async def main() -> None:
         instance = Instance(WHO, EchoEngine(EchoOptions()))
-        first = Listener(Server(instance, SystemClock()).app(), "127.0.0.1", 0)
+        first = Listener(Server(instance, SystemClock()).app(), OWN, 0)
         await first.start()
         port = first.port
-        second = Listener(Server(instance, SystemClock()).app(), "127.0.0.1", port)
+        second = Listener(Server(instance, SystemClock()).app(), OWN, port)
         with pytest.raises(OSError, match="in use"):
             await second.start()
         await second.stop()
         await first.stop()
-        third = Listener(Server(instance, SystemClock()).app(), "127.0.0.1", port)
+        third = Listener(Server(instance, SystemClock()).app(), OWN, port)
         await third.start()
         await third.stop()
 
