@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+FIXED_PROMPT = "The river"
+"""What an engine is asked before it sleeps and after: greedily, so that the same weights answer the same."""
+
 
 class FinishReason(StrEnum):
     STOP = "stop"

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mesh.world import files
-from services.engine import EngineFacts
+from services.engine import FIXED_PROMPT, EngineFacts
 from services.pool.describe import model_parts
 from services.pool.parts import Parts
 from services.pool.snapshot import ModelParts, Snapshot, SnapshotRefused, decode, encode, foreign
-from services.pool.verify import FIXED_PROMPT, Answer, ask, garbage
+from services.pool.verify import Answer, ask, garbage
 
 log = logging.getLogger("weir.pool")
 

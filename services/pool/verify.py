@@ -10,10 +10,9 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.engine import Engine, GenerateRequest
+from services.engine import FIXED_PROMPT, Engine, GenerateRequest
 from services.faults import EngineHung
 
-FIXED_PROMPT = "The river"
 PROBE_TOKENS = 2
 """The first comes from all weights at once, the other from the KV cache too. Each costs a step, and the mesh
 waits for it."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from services.engine import GenerateRequest
+from services.engine import FIXED_PROMPT, GenerateRequest
 from services.faults import EngineFault, WakeFailed
 from services.upstream.client import Upstream
 from services.vllm.memory import Level
 from services.vllm.sleep import Sleeper
 
 LEVELS = (1, 2)
-PROBE = GenerateRequest("weir-probe", "The water of the river runs down to the", 8, ignore_eos=True)
+PROBE = GenerateRequest("weir-probe", FIXED_PROMPT, 8, ignore_eos=True)
 """Answered before the first request and after every wake: greedy, so always with the same tokens."""
 Said = tuple[tuple[int, ...], str]
 

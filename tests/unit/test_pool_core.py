@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.devices.door import Device
-from services.engine import EngineFacts
+from services.engine import FIXED_PROMPT, EngineFacts
 from services.pool.lru import MOST_ASLEEP, Sleeper, to_cool
 from services.pool.memory import jsonable
 from services.pool.observe import Held, contradiction
@@ -30,7 +30,7 @@ from services.pool.snapshot import (
     encode,
     foreign,
 )  # fmt: skip
-from services.pool.verify import FIXED_PROMPT, Answer, garbage, kept_back
+from services.pool.verify import Answer, garbage, kept_back
 
 SLEEPERS = st.lists(
     st.builds(Sleeper, st.uuids().map(str), st.sampled_from(["cpu", "GPU-0", "GPU-1"]), st.integers(0, 50)),
