@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from aiohttp import web
+from aiohttp.http_writer import StreamWriter
 
 from services import openai_answers as say
 from services.choices import together
@@ -30,6 +32,7 @@ _SAID_ALL = web.RequestKey("weir.said_all", bool)
 way."""
 LAST_WORDS_S = 1.0
 """How long a client may take to read why its stream ends; one who doesn't read would wait for ever."""
+FLUSH_POLL_S = 0.01
 HeadersOf = Callable[[], Mapping[str, str]]
 """Called when the first token is there: what is told then, only then is known."""
 
@@ -139,9 +142,11 @@ async def broken_off(request: web.Request, why: ApiError, cut: Callable[[], None
         return begun
     try:
         async with asyncio.timeout(LAST_WORDS_S):
-            line.set_write_buffer_limits(0)  # so that `drain` means "nothing of ours is left here"
-            await begun.write(say.failure(why.message, why.code))
-            await request.writer.drain()
+            # No `drain` of aiohttp's: one that was cancelled, by a deadline or by us, leaves a cancelled
+            # future behind, and the next one on that connection raises at once.
+            await cast(StreamWriter, request.writer).write(say.failure(why.message, why.code), drain=False)
+            while line.get_write_buffer_size():  # noqa: ASYNC110 (no event tells it)
+                await asyncio.sleep(FLUSH_POLL_S)
     except TimeoutError:
         line.abort()
     else:

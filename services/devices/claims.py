@@ -1,12 +1,14 @@
 """Shares of a device's memory: who starts second and can't fit is told so before anything is loaded.
 
 Law: a claim lives as long as its process and needs no cleaning up. `why_not` is pure; the book (one file a
-device, one lock) is kept in a folder that only this user can enter. Memory that is in use but not claimed
+device) is kept in a folder that only this user can enter, that is its own lock, and that goes with the last
+claim. Memory that is in use but not claimed
 counts too, since the device says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -21,7 +23,7 @@ from typing import Any
 import psutil
 
 from mesh.world import files
-from regions.cli.errors import Refused
+from regions.cli.errors import Refused, WeirError
 from services.devices.door import Device
 
 RESERVE = 0.02
@@ -64,8 +66,8 @@ def claims_folder() -> Path:
 def claimed(folder: Path, device: Device, need: int, name: str) -> Iterator[None]:
     """Hold a share of the device for the length of the block. Raises Refused when it doesn't fit."""
     own = Claim(os.getpid(), _born(os.getpid()), name, need)
-    book = files.private_folder(folder) / f"{_file(device.uuid)}.json"
-    with _locked(book):
+    book = folder / f"{_file(device.uuid)}.json"
+    with _locked(folder):
         others = _living(book)
         if why := why_not(device, need, others):
             raise Refused(
@@ -75,8 +77,11 @@ def claimed(folder: Path, device: Device, need: int, name: str) -> Iterator[None
     try:
         yield
     finally:
-        with _locked(book):
-            files.write_json(book, [asdict(claim) for claim in _living(book) if claim != own])
+        with _locked(folder):
+            if left := [asdict(claim) for claim in _living(book) if claim != own]:
+                files.write_json(book, left)
+            else:
+                book.unlink(missing_ok=True)
 
 
 def _living(book: Path) -> tuple[Claim, ...]:
@@ -97,10 +102,34 @@ def _born(pid: int) -> float:
 
 
 @contextmanager
-def _locked(book: Path) -> Iterator[None]:
-    with book.with_suffix(".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone with the books. The folder itself is locked: a lock file in it would have to be left behind."""
+    handle = _hold(folder)
+    try:
         yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # refused while it has a book in it
+        os.close(handle)
+
+
+def _hold(folder: Path) -> int:
+    """A lock on the folder that stands there now: whoever had it before us may have removed the one that we
+    waited for, and a third may have made a new one since. Raises WeirError."""
+    while True:
+        try:
+            handle = os.open(files.private_folder(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue  # removed between being made and being opened
+        except WeirError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                continue
+            raise
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), folder.lstat()):
+                return handle
+        os.close(handle)
 
 
 def _file(uuid: str) -> str:

@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -112,19 +113,31 @@ def test_a_client_that_leaves_gives_back_slot_and_kv(it: Executor) -> None:
     assert "Traceback" not in it.log.read_text()
 
 
-def test_sigterm_lets_short_streams_end_and_cuts_long_ones_at_the_deadline(tmp_path: Any) -> None:
-    with executor(tmp_path, "127.107.14.11", *SIM, "--drain-deadline-s", "1.5") as it:
+def test_sigterm_lets_short_streams_end_and_tells_long_ones_at_the_deadline_why(tmp_path: Any) -> None:
+    with (
+        executor(tmp_path, "127.107.14.11", *SIM, "--drain-deadline-s", "1.5") as it,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        whole = aside.submit(raw, it, post(b'{"prompt": "hi", "max_tokens": 3000}'), end=False)
         short, long = it.stream(max_tokens=40), it.stream(max_tokens=3000)
         short.take(1)
         long.take(1)
+        until("three are in flight", lambda: it.running() == 3)
         it.signal(signal.SIGTERM)
         until("not ready while draining", lambda: it.get("/ready") == 503)
         said = events(short.rest())
         assert (len(said), said[-1]) == (41, "[DONE]")
-        with pytest.raises(LOST):
+        with pytest.raises(http.client.IncompleteRead) as cut:
             long.rest()
+        *tokens, last = events(long.seen + cut.value.partial)
+        error = {"message": "this instance is shutting down", "type": "server_error", "param": None}
+        assert json.loads(last) == {"error": error | {"code": "shutting_down"}}
+        assert "[DONE]" not in tokens
+        head, _, body = whole.result().partition(b"\r\n\r\n")
+        assert (head.split(b" ", 2)[1], json.loads(body)["error"]["code"]) == (b"503", "shutting_down")
+        assert b"retry-after: 1\r\n" in head.lower()
         assert it.ended() == 0
-        assert "1 requests in flight" in it.log.read_text()
+        assert "2 requests in flight" in it.log.read_text()
 
 
 def test_kill_9_with_many_streams_is_seen_by_all_of_them(tmp_path: Any) -> None:

@@ -42,8 +42,8 @@ class Leaping(asyncio.SelectorEventLoop):
 class Running:
     """An executor in this process, with a client for it. `last`: headers of the last answer to `post`."""
 
-    def __init__(self, instance: Instance, http: aiohttp.ClientSession, base: str) -> None:
-        self.instance, self.http, self.base = instance, http, base
+    def __init__(self, instance: Instance, server: Server, http: aiohttp.ClientSession, base: str) -> None:
+        self.instance, self.server, self.http, self.base = instance, server, http, base
         self.last: Mapping[str, str] = {}
 
     async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
@@ -137,7 +137,7 @@ async def running(
     await listener.start()
     try:
         async with aiohttp.ClientSession() as http:
-            yield Running(instance, http, f"http://127.0.0.1:{listener.port}")
+            yield Running(instance, server, http, f"http://127.0.0.1:{listener.port}")
     finally:
         await listener.stop()
         await made.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from regions.cli.errors import Refused, UsageError, WeirError
-from services.devices import cli, here
+from services.devices import claims, cli, here
 from services.devices.checkpoint import (
     CheckpointFailed,
     CudaCheckpoints,
@@ -451,9 +453,46 @@ def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
         book.write_text(json.dumps(rows))
         with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
             pass
+    book.parent.mkdir(mode=0o700)  # it went with the last claim
     book.write_text("not ours")
     with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
         pass
+
+
+def test_the_folder_goes_with_the_last_claim_and_is_never_two(tmp_path: Path) -> None:
+    """Whoever waits for a lock on a folder that its holder removes must not take it for a lock."""
+    folder, inside, most = tmp_path / "d", list[str](), list[int]()
+
+    def one(name: str) -> None:
+        for _ in range(20):
+            with contextlib.suppress(Refused), claimed(folder, CARD, 60 * GIB, name):
+                inside.append(name)
+                most.append(len(inside))
+                inside.remove(name)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(one, "abcdef"))
+    assert set(most) == {1}, "two had 60 of 98 GiB"
+    assert not folder.exists()
+
+
+def test_a_folder_that_another_one_made_anew_is_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, waited = tmp_path / "d", list[int]()
+
+    def flock(handle: int, how: int) -> None:
+        waited.append(handle)
+        if len(waited) < 3:
+            folder.rmdir()  # its holder was the last, while we waited
+        if len(waited) == 1:
+            folder.mkdir(mode=0o700)
+
+    monkeypatch.setattr(claims.fcntl, "flock", flock)
+    with claimed(folder, CARD, GIB, "late"):
+        assert len(waited) == 3
+        assert len(list(folder.iterdir())) == 1
+    assert not folder.exists()
 
 
 def test_weir_device_list_shows_what_can_be_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
