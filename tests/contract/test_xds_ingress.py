@@ -16,12 +16,17 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mesh.clock import SystemClock
 from mesh.model import CANARY, FULL, STABLE, MeshSnapshot, RateLimitSpec
 from mesh.xds.inbound import colour
+from services.completions import Completions, Edge
+from services.instance import Instance
 from tests import xds_samples as samples
 from tests.mini_mesh import MiniMesh, fetch, gateway_proxy, ingress_proxy, plan, roots, until
 from tests.open_loop import ask, closed_loop, colours, failures
 from tests.throwaway_ca import ThrowawayCa, server_sds
+from tests.unit.executor import TEXT, WHO
+from tests.unit.scripted import HANG, Scripted
 from tests.xds_samples import CN, US
 
 pytestmark = pytest.mark.real
@@ -245,6 +250,43 @@ def test_an_instance_whose_queue_is_full_is_passed_over_and_not_taken_for_broken
             full.add(ends[1].address)
             async with http.get(f"{HTTP}/chat/x") as refused:
                 assert (refused.status, refused.headers["retry-after"]) == (429, "3")
+
+    asyncio.run(story())
+
+
+def test_a_request_past_its_own_deadline_is_computed_once_and_a_stream_that_is_cut_says_why(
+    folder: Path,
+) -> None:
+    """Envoy retries 504 elsewhere and takes three for a broken instance: a deadline that passed is a 408."""
+    ends = tuple(samples.endpoint(CN, STABLE, n) for n in (0, 1))
+    snap = replace(
+        two_regions(), endpoints=ends, gateways=(), plans={"chat": plan("chat", (CN, STABLE, FULL))}
+    )
+    engine = Scripted(["a", HANG])
+    executor = Completions(Instance(WHO, engine), SystemClock(), Edge())
+    url = f"{HTTP}/chat/v1/completions"
+
+    async def computed(count: int) -> bool:
+        return engine.running == count
+
+    async def story() -> None:
+        async with running(folder, snap, executor.text) as (_, http):
+            for _ in range(4):
+                late = {"x-weir-deadline-ms": "100"}
+                async with http.post(url, json=TEXT, headers=late) as answer:
+                    assert (answer.status, answer.headers["x-should-retry"]) == (408, "false")
+            assert len(engine.seen) == 4
+            page = await fetch(f"http://{INGRESS}:19000/clusters")
+            assert page is not None
+            assert "failed_outlier_check" not in page[1]
+
+            async with http.post(url, json=TEXT | {"stream": True}) as stream:
+                assert b'"text":"a"' in await stream.content.readuntil(b"\n\n")
+                await until("it runs", lambda: computed(1))
+                await executor.end()
+                assert b'"code":"shutting_down"' in await stream.content.readuntil(b"\n\n")
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await stream.read()
 
     asyncio.run(story())
 
