@@ -1,4 +1,4 @@
-"""The scheduler's core: tables for its triggers, and random histories in which no request is ever lost."""
+"""The scheduler's core, rule by rule: what is refused, who goes when, what ends whom."""
 
 from __future__ import annotations
 
@@ -6,42 +6,15 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.batching.admission import OPEN_ENDED_TOKENS, Rate, backoff_s, limits, need, retry_after_s
 from services.batching.core import Core
 from services.batching.model import BatchingSettings, Late, Phase, Ticket
 from services.batching.order import Alarms, Queue
-from services.engine import EngineFacts
 from services.faults import Refused
-
-FREE = EngineFacts("x")
-
-
-def facts(
-    sequences: int = 0, *, continuous: bool = True, kv_tokens: int = 0, kv_block: int = 16
-) -> EngineFacts:
-    return EngineFacts(
-        "x", sequences=sequences, kv_tokens=kv_tokens, kv_block=kv_block, continuous=continuous, context=4096
-    )
-
-
-def core(of: EngineFacts = FREE, **change: float) -> Core[Ticket]:
-    how = BatchingSettings(**change)  # type: ignore[arg-type]
-    return Core(how, limits(of, how))
-
-
-def ticket(now: float = 0.0, *, blocks: int = 1, rank: int = 0, deadline: float = math.inf) -> Ticket:
-    return Ticket(blocks, rank, now, deadline)
-
-
-def come(it: Core[Ticket], now: float, count: int = 1) -> list[Ticket]:
-    made = [ticket(now) for _ in range(count)]
-    for one in made:
-        it.submit(one, now)
-    return made
+from tests.unit.tickets import come, core, facts, ticket
 
 
 @pytest.mark.parametrize(
@@ -339,132 +312,3 @@ def test_dead_entries_are_swept_out() -> None:
     assert len(queue._heap) < 200
     assert len(alarms._heap) < 200
     assert alarms.next_at() == math.inf
-
-
-class Histories(RuleBasedStateMachine):
-    """Any order of comings and goings; a model of one dictionary stands beside the core."""
-
-    @initialize(
-        sequences=st.sampled_from([0, 1, 3, 8]),
-        continuous=st.booleans(),
-        blocks=st.sampled_from([0, 6, 20]),
-        batch=st.integers(1, 5),
-        lanes=st.integers(1, 3),
-    )
-    def begin(self, sequences: int, continuous: bool, blocks: int, batch: int, lanes: int) -> None:
-        of = facts(sequences, continuous=continuous, kv_tokens=blocks * 16)
-        self.how = BatchingSettings(
-            batch_size=batch, concurrency=lanes, queue_limit=12, first_token_s=9, idle_s=7, ageing_s=2
-        )
-        self.it: Core[Ticket] = Core(self.how, limits(of, self.how))
-        self.now, self.all, self.begun = 0.0, list[Ticket](), dict[int, int]()
-        self.retried: dict[int, int] = {}
-        self.continuous = continuous
-
-    def phase(self, *phases: Phase) -> list[Ticket]:
-        return [t for t in self.all if t.phase in phases]
-
-    def pump(self) -> None:
-        before, lanes = self.it.running, dict[int, int]()
-        for one in self.it.start(self.now):
-            assert one.phase is Phase.PLACED
-            self.begun[one.number] = self.begun.get(one.number, 0) + 1
-            assert self.begun[one.number] <= 1 + self.retried.get(one.number, 0)
-            waiting = self.phase(Phase.QUEUED)
-            assert all((one.key, one.number) < (t.key, t.number) for t in waiting)
-            before += 1
-            lanes[one.lane] = lanes.get(one.lane, 0) + 1
-            assert before <= self.it.places or not self.continuous
-            assert lanes[one.lane] <= self.it.batch or self.continuous
-        waiting = sorted(self.phase(Phase.QUEUED), key=lambda t: (t.key, t.number))
-        if waiting and self.continuous:
-            # Nobody waits without a reason.
-            full = self.it.running >= self.it.places
-            assert full or self.it.kv_blocks + waiting[0].need > self.it.limits.blocks
-
-    @rule(
-        rank=st.integers(0, 2),
-        blocks=st.integers(1, 6),
-        due=st.sampled_from([0.5, 3.0, math.inf]),
-        count=st.integers(1, 3),
-    )
-    def submit(self, rank: int, blocks: int, due: float, count: int) -> None:
-        for _ in range(count):
-            one = Ticket(blocks, rank, self.now, self.now + due)
-            if self.it.queued >= self.how.queue_limit:  # more than that only by those that came back
-                with pytest.raises(Refused):
-                    self.it.submit(one, self.now)
-                assert one.phase is Phase.NEW
-            else:
-                self.it.submit(one, self.now)
-                self.all.append(one)
-        self.pump()
-
-    @precondition(lambda self: self.phase(Phase.PLACED))
-    @rule(data=st.data())
-    def served(self, data: st.DataObject) -> None:
-        self.it.finish(data.draw(st.sampled_from(self.phase(Phase.PLACED))), self.now)
-        self.pump()
-
-    @precondition(lambda self: self.all)
-    @rule(data=st.data())
-    def cancelled(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from(self.all))
-        finished = self.it.finished + (one.phase is not Phase.GONE)
-        self.it.finish(one, self.now)
-        self.it.finish(one, self.now)
-        assert self.it.finished == finished  # once, whatever happens
-        self.pump()
-
-    @precondition(lambda self: self.phase(Phase.PLACED))
-    @rule(data=st.data(), pause=st.floats(0, 2))
-    def failed(self, data: st.DataObject, pause: float) -> None:
-        one = data.draw(st.sampled_from(self.phase(Phase.PLACED)))
-        self.it.again(one, self.now + pause)
-        self.retried[one.number] = self.retried.get(one.number, 0) + 1
-        self.pump()
-
-    @rule(level=st.integers(0, 3))
-    def throttled(self, level: int) -> None:
-        self.it.throttle(0.5**level, 1.5**level)
-        self.pump()
-
-    @rule(s=st.sampled_from([0.001, 0.02, 0.3, 4.0]))
-    def time_passes(self, s: float) -> None:
-        self.now += s
-        for one, late in self.it.due(self.now):
-            assert late is Late.DEADLINE
-            assert one.deadline <= self.now
-            if one.phase is Phase.PLACED:
-                self.it.finish(one, self.now)
-        assert all(t.deadline > self.now for t in self.all if t.phase is not Phase.GONE)
-        self.pump()
-
-    @invariant()
-    def books_are_kept(self) -> None:
-        it, placed = self.it, self.phase(Phase.PLACED)
-        assert it.running == len(placed)
-        assert it.kv_blocks == sum(t.need for t in placed) <= it.limits.blocks
-        assert it.queued == len(self.phase(Phase.QUEUED)) == sum(it.by_rank)
-        assert it.delayed == len(self.phase(Phase.DELAYED))
-        assert it.submitted == len(self.all) == it.finished + it.running + it.queued + it.delayed
-        assert it.running <= it.limits.places
-
-    def teardown(self) -> None:
-        """All that are left get their turn: nobody was lost."""
-        if not hasattr(self, "it"):
-            return
-        for _ in range(10 * len(self.all) + 10):
-            for one in self.phase(Phase.PLACED):
-                self.it.finish(one, self.now)
-            self.pump()
-            if not self.phase(Phase.PLACED):
-                if (at := self.it.next_at()) == math.inf:
-                    break
-                self.time_passes(max(0.0, at - self.now))
-        assert {t.phase for t in self.all} <= {Phase.GONE}
-        assert (self.it.running, self.it.queued, self.it.delayed, self.it.kv_blocks) == (0, 0, 0, 0)
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
