@@ -9,168 +9,159 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from opentelemetry import trace
-from opentelemetry.baggage.propagation import W3CBaggagePropagator
-from opentelemetry.context import Context
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.propagators.b3 import B3MultiFormat, B3SingleFormat
-from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, TraceIdRatioBased
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from mesh.clock import Clock, SystemClock
-from services.caller import REQUEST_ID
-from services.telemetry import genai
+from services.telemetry import genai, otlp_json, propagation
 from services.telemetry.trace import Attribute
 
 CLOSE_S = 2.0
 THREAD = "weir-traces"
-_NO_CONTEXT = {REQUEST_ID}
-_W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
-# The later one wins where both came: W3C says more.
-_INCOMING = CompositePropagator([B3MultiFormat(), TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+_SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+_UNSAMPLED = trace.TraceFlags(trace.TraceFlags.DEFAULT)
+_NO_ERROR = trace.Status(trace.StatusCode.UNSET)
+_SCOPE = InstrumentationScope("weir.executor")
+
+
+class _Exporter(OTLPSpanExporter):  # type: ignore[misc]
+    """OpenTelemetry's own (its settings, connection, retries), with an encoder that costs less."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._shutdown:
+            return SpanExportResult.FAILURE
+        sent = self._client.export(otlp_json.body(spans)).success
+        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
 
 
 def otlp() -> SpanExporter:
     """JSON over HTTP: the protobuf exporters break beside xds-protos, which ships an old
     opentelemetry.proto."""
-    return OTLPSpanExporter()
+    return _Exporter()
 
 
-class _Ids(RandomIdGenerator):  # type: ignore[misc]
-    """Random, but for a span that was told to others under its id before it was made."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What others know of a span before it ends. parent: None where the trace begins here."""
 
-    told: tuple[int, int] | None = None
-
-    def generate_trace_id(self) -> int:
-        return self.told[0] if self.told else int(super().generate_trace_id())
-
-    def generate_span_id(self) -> int:
-        return self.told[1] if self.told else int(super().generate_span_id())
+    name: str
+    began_ns: int
+    ours: trace.SpanContext
+    parent: trace.SpanContext | None
 
 
 class OtelSpan:
-    """A Span. Nothing of OpenTelemetry's is made before its end, and then only if somebody wants it."""
+    """A Span. What OpenTelemetry exports is made at its end, and only if somebody wants it."""
 
-    __slots__ = ("_attributes", "_began", "_came", "_home", "_ids", "_kept", "_name", "headers")
+    __slots__ = ("_attributes", "_home", "_told", "headers")
 
-    def __init__(self, home: OtelTracing, name: str, carried: Mapping[str, str]) -> None:
+    def __init__(
+        self, home: OtelTracing, name: str, carried: Mapping[str, str], attributes: Mapping[str, Attribute]
+    ) -> None:
         self._home: OtelTracing | None = home
-        self._name, self._began = name, home.now_ns()
-        self._came = (
-            _INCOMING.extract(_decided(carried), context=Context()) if _traced(carried) else Context()
-        )
-        parent = trace.get_current_span(self._came).get_span_context()
-        self._ids = home.new_ids(parent)
-        self._kept = bool(parent.trace_flags.sampled) if parent.is_valid else home.chosen(self._ids[0])
-        self._attributes: dict[str, Attribute] = {}
-        self.headers = {**carried, **_outgoing(self._came, self._ids, self._kept, carried)}
+        came = propagation.incoming(carried)
+        self._told = home.told(name, propagation.parent(came))
+        self._attributes: dict[str, Attribute] = dict(attributes)
+        self.headers = {**carried, **propagation.outgoing(came, self._told.ours, carried)}
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
-        self._attributes.update(attributes)
+        if self._home is not None:  # once it has ended they are the exporter's thread's
+            self._attributes.update(attributes)
 
     def end(self, error: str = "") -> None:
         home, self._home = self._home, None
-        if home is not None and (self._kept or error):
-            home.export(self._name, self._came, self._ids, self._began, self._attributes, error)
+        if home is not None and (error or self._told.ours.trace_flags.sampled):
+            home.export(self._told, self._attributes, error)
 
 
 class OtelTracing:
     """share: of the traces that begin here, the part that is kept; a caller's own decision comes first.
-    Errors are always exported: the choice is made when a span ends."""
+    Errors are always exported: the choice is made when a span ends.
+
+    So a span is made when it ends, in one piece, and goes straight to OpenTelemetry's queue: its Tracer would
+    make one that can be changed until then, which takes five times as long.
+    """
 
     def __init__(
         self, exporter: SpanExporter, share: float, resource: Mapping[str, str], clock: Clock | None = None
     ) -> None:
-        self._clock, self._made, self._exporter = clock or SystemClock(), _Ids(), exporter
-        self._provider = TracerProvider(
-            sampler=ALWAYS_ON,
-            resource=Resource.create(resource),
-            shutdown_on_exit=False,
-            id_generator=self._made,
-        )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("weir.executor")
+        self._clock, self._ids, self._exporter = clock or SystemClock(), RandomIdGenerator(), exporter
+        self._resource, self._limits = Resource.create(resource), SpanLimits()
+        self._queue = BatchSpanProcessor(exporter)
         self._bound = TraceIdRatioBased.get_bound_for_rate(share)
 
     def begin(self, name: str, carried: Mapping[str, str], attributes: Mapping[str, Attribute]) -> OtelSpan:
-        span = OtelSpan(self, name, carried)
-        span.set(attributes)
-        return span
+        return OtelSpan(self, name, carried, attributes)
 
-    def now_ns(self) -> int:
-        return int(self._clock.time() * 1e9)
+    def told(self, name: str, parent: trace.SpanContext | None) -> Told:
+        """A span that begins now, in its parent's trace where there is one."""
+        began_ns, span_id = self._now_ns(), self._ids.generate_span_id()
+        if parent is not None:
+            flags = _SAMPLED if parent.trace_flags.sampled else _UNSAMPLED
+            ours = trace.SpanContext(parent.trace_id, span_id, False, flags, parent.trace_state)
+        else:
+            trace_id = self._ids.generate_trace_id()
+            flags = _SAMPLED if self._chosen(trace_id) else _UNSAMPLED
+            ours = trace.SpanContext(trace_id, span_id, False, flags)
+        return Told(name, began_ns, ours, parent)
 
-    def new_ids(self, parent: trace.SpanContext) -> tuple[int, int]:
-        """Of a trace (the parent's, where there is one) and of a span in it."""
-        trace_id = parent.trace_id if parent.is_valid else self._made.generate_trace_id()
-        return trace_id, self._made.generate_span_id()
-
-    def chosen(self, trace_id: int) -> bool:
+    def _chosen(self, trace_id: int) -> bool:
         # By the trace's id, as OpenTelemetry's own sampler does: whoever samples the same share keeps the
         # same.
         return bool(trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound)
 
-    def export(
-        self,
-        name: str,
-        came: Context,
-        ids: tuple[int, int],
-        began_ns: int,
-        attributes: Mapping[str, Attribute],
-        error: str,
-    ) -> None:
+    def export(self, told: Told, attributes: dict[str, Attribute], error: str) -> None:
         """Hand one span that has ended to the exporter's queue."""
-        self._made.told = ids
-        try:
-            span = self._tracer.start_span(name, came, trace.SpanKind.SERVER, attributes, start_time=began_ns)
-        finally:
-            self._made.told = None
+        status = _NO_ERROR
         if error:
-            span.set_attribute(genai.ERROR_TYPE, error)
-            span.set_status(trace.Status(trace.StatusCode.ERROR, error))
-        span.end(self.now_ns())
+            attributes[genai.ERROR_TYPE] = error
+            status = trace.Status(trace.StatusCode.ERROR, error)
+        ours = told.ours
+        self._queue.on_end(
+            ReadableSpan(
+                told.name,
+                trace.SpanContext(ours.trace_id, ours.span_id, False, _SAMPLED, ours.trace_state),
+                told.parent,
+                self._resource,
+                self._bounded(attributes),
+                kind=trace.SpanKind.SERVER,
+                status=status,
+                start_time=told.began_ns,
+                end_time=self._now_ns(),
+                instrumentation_scope=_SCOPE,
+            )
+        )
+
+    def _bounded(self, attributes: dict[str, Attribute]) -> Mapping[str, Attribute]:
+        """Within the limits that OpenTelemetry's variables set. Ours are few and of the right types, so
+        mostly there is nothing to look at."""
+        most, longest = self._limits.max_span_attributes, self._limits.max_span_attribute_length
+        if longest is None and (most is None or len(attributes) <= most):
+            return attributes
+        bounded: Mapping[str, Attribute] = BoundedAttributes(most, attributes, max_value_len=longest)
+        return bounded
+
+    def _now_ns(self) -> int:
+        return int(self._clock.time() * 1e9)
+
+    def flush(self) -> None:
+        """Send what has ended so far. Blocks until the collector has it: not for the loop's thread."""
+        self._queue.force_flush()
 
     async def close(self) -> None:
         # In a thread that nobody waits for long: a collector that never answers holds the exporter for 10 s.
-        closing = threading.Thread(target=self._provider.shutdown, name=THREAD, daemon=True)
+        closing = threading.Thread(target=self._queue.shutdown, name=THREAD, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, CLOSE_S)
         if closing.is_alive():
             self._exporter.shutdown()  # no further try: the thread ends with the one under way
-
-
-def _traced(carried: Mapping[str, str]) -> bool:
-    """Whether there is a context to read: most requests from outside have none."""
-    return not carried.keys() <= _NO_CONTEXT
-
-
-def _decided(carried: Mapping[str, str]) -> dict[str, str]:
-    """B3 may leave the decision to us by saying nothing, which the propagator takes for a no."""
-    headers = dict(carried)
-    if "x-b3-traceid" in headers and "x-b3-flags" not in headers:
-        headers.setdefault("x-b3-sampled", "1")
-    return headers
-
-
-def _outgoing(came: Context, ids: tuple[int, int], kept: bool, carried: Mapping[str, str]) -> dict[str, str]:
-    """W3C always; B3 in the form in which it came."""
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if kept else trace.TraceFlags.DEFAULT)
-    state = trace.get_current_span(came).get_span_context().trace_state
-    told = trace.SpanContext(*ids, False, flags, state)
-    context = trace.set_span_in_context(trace.NonRecordingSpan(told), came)
-    headers: dict[str, str] = {}
-    _W3C.inject(headers, context)
-    if "b3" in carried:
-        B3SingleFormat().inject(headers, context)
-    if "x-b3-traceid" in carried:
-        B3MultiFormat().inject(headers, context)
-        if "x-b3-spanid" in carried:
-            headers["x-b3-parentspanid"] = carried["x-b3-spanid"]
-    return headers

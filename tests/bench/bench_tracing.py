@@ -1,111 +1,169 @@
-"""What traces cost an executor: CPU and bytes per request, without, of all, and of errors and one per cent
-(S21).
+"""What traces cost an executor: CPU, time and bytes per request, of all and of errors and one per cent (S21).
 
-Law: figures, no asserts. Three executors of the same engine take the same requests in turns; CPU is each
-process' own time, so that what else runs on the machine weighs little. One request in a hundred fails.
+Law: figures, no asserts. One process serves all ways (tracing_server.py), so that memory layout, hash seed
+and core are the same for all. In each round every way has several turns of some thirty milliseconds, in an
+order drawn anew, each from a heap just collected. What counts is the ratio within a round: what else the
+machine does changes from second to second, and falls on all ways of a round alike. `off again` is the same
+way as `off`, measured as if it were another: what it is off zero by is the noise of all other rows.
+
+CPU is the serving process' own, of all threads; at the end of a round its spans are sent, and that counts.
+Collectors and client are other processes. One request in a hundred fails.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import json
-import tempfile
-from collections.abc import Mapping
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
-import psutil
 
-from tests.contract.executor_process import PORT, Executor, executor
-from tests.fakes.otlp import Collector
+from tests.bench.tracing_server import ALL, CONTROL, MARK, OFF, SOME, collect
 
 NAME = "tracing"
-OFF, ALL, SOME = "off", "all", "errors+1%"
-IPS = {OFF: "127.107.9.11", ALL: "127.107.9.12", SOME: "127.107.9.13"}
-WARM_UP, ROUNDS, REQUESTS, LINES, TOKENS = 300, 4, 1000, 16, 16
+MODES = (OFF, CONTROL, ALL, SOME)
+WARM_UP, ROUNDS, TURNS, TURN, LINES, TOKENS = 3, 40, 4, 64, 16, 16
+REQUESTS = TURNS * TURN
+"""Of each way in each round: what 50 a second leave in the exporter's queue until it sends (5 s)."""
 FAILING = 100
 """One in so many."""
-PEER = "the same executor without tracing"
+SEED, DRAWS, SURE = 21, 2000, 0.95
+PEER = "the same executor without tracing, in the same rounds"
 
 
-@dataclass
-class Side:
-    """One executor and what it used."""
+@dataclass(slots=True)
+class Used:
+    """Seconds of one way in one round, for REQUESTS requests; wall: without what is sent afterwards."""
 
-    it: Executor
-    collector: Collector
     cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+Rounds = Sequence[Mapping[str, Used]]
 
 
 def run() -> list[dict[str, Any]]:
-    """About half a minute."""
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sides = {mode: _side(stack, folder, mode, ip) for mode, ip in IPS.items()}
-        asyncio.run(_measure(sides))
-    # Ended: their last spans have come.
-    return _rows(sides)
+    """About a minute."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    collector = context.Process(target=collect, args=(there, [ALL, SOME]), daemon=True)
+    collector.start()
+    try:
+        with _serving(here.recv()) as process:
+            assert process.stdout is not None
+            ports = json.loads(process.stdout.readline())
+            rounds = asyncio.run(_measure(ports))
+        here.send("what came?")
+        came = here.recv()
+    finally:
+        collector.kill()
+        collector.join()
+    return rows(rounds) + _sent(came)
 
 
-def _side(stack: contextlib.ExitStack, folder: Path, mode: str, ip: str) -> Side:
-    collector = stack.enter_context(Collector().up())
-    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "WEIR_TRACE_MODE": mode}
-    off = {"OTEL_TRACES_EXPORTER": "none"}
-    return Side(stack.enter_context(executor(folder, ip, env=off if mode == OFF else env)), collector)
+def _serving(urls: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Ends when it is left: its stdin closes."""
+    module = [sys.executable, "-m", "tests.bench.tracing_server"]
+    told = [f"{mode}={url}" for mode, url in urls.items()]
+    return subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *module, *told], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
-async def _measure(sides: Mapping[str, Side]) -> None:
-    for side in sides.values():
-        await _requests(side.it.ip, WARM_UP)
-    for turn in range(ROUNDS):
-        order = list(sides.values())
-        for side in order if turn % 2 else reversed(order):
-            before = _cpu_s(side.it)
-            await _requests(side.it.ip, REQUESTS)
-            side.cpu_s += _cpu_s(side.it) - before
-    for side in sides.values():
-        side.it.process.terminate()
-        await asyncio.to_thread(side.it.ended)
+async def _measure(ports: Mapping[str, int]) -> Rounds:
+    chance, numbers = Random(SEED), {mode: itertools.count() for mode in MODES}
+    async with aiohttp.ClientSession() as http:
+        rounds = [await _round(http, ports, chance, numbers) for _ in range(WARM_UP + ROUNDS)]
+    return rounds[WARM_UP:]
 
 
-def _cpu_s(it: Executor) -> float:
-    used = psutil.Process(it.process.pid).cpu_times()
-    return float(used.user + used.system)
+async def _round(
+    http: aiohttp.ClientSession,
+    ports: Mapping[str, int],
+    chance: Random,
+    numbers: Mapping[str, Iterator[int]],
+) -> Mapping[str, Used]:
+    used = {mode: Used() for mode in MODES}
+    order = chance.sample(MODES * TURNS, len(MODES) * TURNS)
+    for mode in order:
+        before, since = await _tell(http, ports, "mark"), time.perf_counter()
+        await _requests(http, ports[mode], itertools.islice(numbers[mode], TURN))
+        used[mode].wall_s += time.perf_counter() - since
+        used[mode].cpu_s += (await _tell(http, ports, "mark"))["ended"] - before["begun"]
+    for mode in MODES:
+        used[mode].cpu_s += (await _tell(http, ports, f"flush?mode={quote(mode)}"))["took"]
+    return used
 
 
-async def _requests(ip: str, count: int) -> None:
-    numbers = iter(range(count))
+async def _tell(http: aiohttp.ClientSession, ports: Mapping[str, int], what: str) -> Mapping[str, float]:
+    async with http.get(f"http://127.0.0.1:{ports[MARK]}/{what}") as answer:
+        said: dict[str, float] = await answer.json()
+        return said
 
-    async def line(http: aiohttp.ClientSession) -> None:
+
+async def _requests(http: aiohttp.ClientSession, port: int, numbers: Iterator[int]) -> None:
+    async def line() -> None:
         for number in numbers:
-            body = {"prompt": "deep", "max_tokens": TOKENS, "seed": number}
-            body |= {} if number % FAILING else {"max_tokens": 0}
-            async with http.post(f"http://{ip}:{PORT}/v1/completions", data=json.dumps(body)) as answer:
+            body = {"prompt": "deep", "max_tokens": TOKENS if number % FAILING else 0, "seed": number}
+            async with http.post(f"http://127.0.0.1:{port}/v1/completions", data=json.dumps(body)) as answer:
                 await answer.read()
 
-    async with aiohttp.ClientSession() as http:
-        await asyncio.gather(*(line(http) for _ in range(LINES)))
+    await asyncio.gather(*(line() for _ in range(LINES)))
 
 
-def _rows(sides: Mapping[str, Side]) -> list[dict[str, Any]]:
-    rows, timed = [], ROUNDS * REQUESTS
-    total = timed + WARM_UP
-    off = 1e6 * sides[OFF].cpu_s / timed
-    for mode in (ALL, SOME):
-        side = sides[mode]
-        sent = sum(len(json.dumps(body)) for body in side.collector.bodies)
-        cpu = 1e6 * side.cpu_s / timed
-        rows += [
-            _row(f"CPU added per request, {mode}", 100 * (cpu / off - 1), "%", off),
-            _row(f"bytes sent per request, {mode}", sent / total, "B", None),
-            _row(f"requests with a span, {mode}", 100 * len(side.collector.spans) / total, "%", None),
+def rows(rounds: Rounds) -> list[dict[str, Any]]:
+    """Of each way against `off`: added per cent, how sure that is, how far the rounds lie apart, µs."""
+    off = 1e6 * statistics.median(turn[OFF].cpu_s for turn in rounds) / REQUESTS
+    found = []
+    for mode in (ALL, SOME, CONTROL):
+        added = [100 * (turn[mode].cpu_s / turn[OFF].cpu_s - 1) for turn in rounds]
+        slower = [100 * (turn[mode].wall_s / turn[OFF].wall_s - 1) for turn in rounds]
+        us = [1e6 * (turn[mode].cpu_s - turn[OFF].cpu_s) / REQUESTS for turn in rounds]
+        low, high = interval(added)
+        first, _, third = statistics.quantiles(added, n=4)
+        found += [
+            _row(
+                f"CPU added per request, {mode}, median of {len(rounds)} rounds",
+                statistics.median(added),
+                "%",
+            ),
+            _row(f"… {mode}, that median at least ({SURE:.0%} sure)", low, "%"),
+            _row(f"… {mode}, that median at most ({SURE:.0%} sure)", high, "%"),
+            _row(f"… {mode}, between the rounds' quartiles", third - first, "points"),
+            _row(f"… {mode}, in µs", statistics.median(us), "µs", off),
+            _row(f"… {mode}, time of a turn added", statistics.median(slower), "%"),
         ]
-    return rows
+    return found
 
 
-def _row(metric: str, value: float, unit: str, peer: float | None) -> dict[str, Any]:
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median lies, by bootstrap."""
+    chance = Random(SEED)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(DRAWS))
+    cut = round(DRAWS * (1 - SURE) / 2)
+    return medians[cut], medians[-1 - cut]
+
+
+def _sent(came: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
+    total, found = (WARM_UP + ROUNDS) * REQUESTS, []
+    for mode, (received, spans) in came.items():
+        found += [
+            _row(f"bytes sent per request, {mode}", received / total, "B"),
+            _row(f"requests with a span, {mode}", 100 * spans / total, "%"),
+        ]
+    return found
+
+
+def _row(metric: str, value: float, unit: str, peer: float | None = None) -> dict[str, Any]:
     row: dict[str, Any] = {"bench": NAME, "metric": metric, "value": value, "unit": unit}
     return row if peer is None else row | {"peer": f"{PEER}, µs of CPU per request", "peer_value": peer}

@@ -14,10 +14,11 @@ from typing import Any
 
 
 class Collector:
-    """What came by POST /v1/traces. `spans`: of all requests, attributes as plain values."""
+    """What came by POST /v1/traces. spans: of all requests, attributes as plain values. received: bytes."""
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []
+        self.received = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -25,6 +26,7 @@ class Collector:
                 raw = self.rfile.read(int(self.headers["content-length"]))
                 assert self.path == "/v1/traces"
                 outer.bodies.append(json.loads(raw))
+                outer.received += len(raw)
                 self.send_response(200)
                 self.send_header("content-length", "2")
                 self.end_headers()

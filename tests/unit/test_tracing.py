@@ -144,6 +144,37 @@ def test_context_comes_in_and_goes_out_in_its_own_form(collector: Collector, hea
     assert outgoing_headers() == {}, "nothing is left behind"
 
 
+@pytest.mark.parametrize("headers", [{"b3": "0"}, {"x-b3-traceid": "nonsense"}, {"traceparent": "00-0-0-01"}])
+def test_a_context_that_cannot_be_read_is_overwritten(collector: Collector, headers: dict[str, str]) -> None:
+    engine = Telling(["a"])
+    traced(tracing(collector), engine, (TEXT_PATH, TEXT, headers))
+    [span] = collector.spans
+    [out] = engine.carried
+    assert "parentSpanId" not in span
+    assert out["traceparent"] == f"00-{span['traceId']}-{span['spanId']}-01"
+    ours = {"b3": f"{span['traceId']}-{span['spanId']}-1", "x-b3-traceid": span["traceId"]}
+    assert {name: out[name] for name in ours if name in headers} == {
+        name: value for name, value in ours.items() if name in headers
+    }
+
+
+def test_limits_that_the_environment_sets_are_kept(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "5")
+    monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
+    it = tracing(collector)
+    span = it.begin("chat echo-1", {}, {f"name-{n}": "too long" for n in range(7)})
+    span.end()
+    span.set({"late": "lost"})
+    asyncio.run(it.close())
+    [said] = collector.spans
+    assert (said["attributes"], said["droppedAttributesCount"]) == (
+        {f"name-{n}": "too " for n in range(2, 7)},
+        2,
+    )
+
+
 def test_without_tracing_the_context_is_carried_on_as_it_came() -> None:
     engine = Telling(["a"])
     came = W3C | SINGLE | {"x-request-id": "r-7"}
