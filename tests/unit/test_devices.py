@@ -1,34 +1,20 @@
-"""Devices: one contract for fakes, the CPU and NVML; NVML's errors, MIG, loss; checkpoints; claims."""
+"""Devices: one contract for fakes, the CPU and NVML; NVML's errors, MIG, loss."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from regions.cli.errors import Refused, UsageError, WeirError
-from services.devices import claims, cli, here
-from services.devices.checkpoint import (
-    CheckpointFailed,
-    CudaCheckpoints,
-    FakeCheckpoints,
-    ProcessState,
-    available,
-    resume,
-    suspend,
-)
-from services.devices.claims import Claim, claimed, why_not
-from services.devices.door import Device, Devices, find, places
+from regions.cli.errors import UsageError, WeirError
+from services.devices import cli, here
+from services.devices.door import Devices, find, places
 from services.devices.fake import FakeDevices
 from services.devices.host import HostDevices, memory
 from services.devices.nvml import NoGpu, NvmlDevices
@@ -282,217 +268,6 @@ def test_the_cpu_is_one_device_that_hides_the_gpus() -> None:
     [device] = HostDevices().list()
     assert (device.uuid, device.index) == ("cpu", 0)
     assert HostDevices().bind("cpu").environment["CUDA_VISIBLE_DEVICES"] == ""
-
-
-# -- process checkpoints
-
-
-def test_suspend_and_resume_take_the_steps_in_order() -> None:
-    door = FakeCheckpoints()
-    suspend(door, 7)
-    assert door.state(7) is ProcessState.CHECKPOINTED
-    resume(door, 7)
-    assert (door.state(7), door.calls) == (ProcessState.RUNNING, ["lock", "checkpoint", "restore", "unlock"])
-
-
-@pytest.mark.parametrize("step", ["lock", "checkpoint"])
-def test_a_suspend_that_fails_leaves_the_process_running(step: str) -> None:
-    door = FakeCheckpoints()
-    door.fail = step
-    with pytest.raises(CheckpointFailed, match=step):
-        suspend(door, 7)
-    assert door.state(7) is ProcessState.RUNNING
-    suspend(door, 7)
-
-
-def test_a_resume_that_fails_says_where_it_was_left() -> None:
-    door = FakeCheckpoints()
-    suspend(door, 7)
-    door.fail = "restore"
-    with pytest.raises(CheckpointFailed) as raised:
-        resume(door, 7)
-    assert raised.value.state is ProcessState.CHECKPOINTED
-    resume(door, 7)
-
-
-def test_steps_out_of_order_are_refused_before_anything_is_done() -> None:
-    door = FakeCheckpoints()
-    with pytest.raises(CheckpointFailed, match="must be checkpointed"):
-        resume(door, 7)
-    suspend(door, 7)
-    with pytest.raises(CheckpointFailed, match="must be running"):
-        suspend(door, 7)
-    assert door.calls == ["lock", "checkpoint"]
-
-
-class Driver:
-    """cuda.bindings.driver as far as it is used: calls answer (code, value...)."""
-
-    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
-    CUprocessState = SimpleNamespace(
-        CU_PROCESS_STATE_RUNNING=0, CU_PROCESS_STATE_LOCKED=1, CU_PROCESS_STATE_CHECKPOINTED=2,
-        CU_PROCESS_STATE_FAILED=3,
-    )  # fmt: skip
-    CUcheckpointLockArgs = SimpleNamespace
-
-    def __init__(self, version: int = 12080) -> None:
-        self.fake, self.version, self.timeout = FakeCheckpoints(), version, 0
-        self.code: Any = 0
-
-    def cuDriverGetVersion(self) -> tuple[Any, ...]:
-        return 0, self.version
-
-    def cuCheckpointProcessGetState(self, pid: int) -> tuple[Any, ...]:
-        return 0, list(ProcessState).index(self.fake.state(pid))
-
-    def _do(self, act: Callable[[], None]) -> tuple[Any, ...]:
-        try:
-            act()
-        except CheckpointFailed:
-            return (SimpleNamespace(name="CUDA_ERROR_ILLEGAL_STATE"),)
-        return (self.code,)
-
-    def cuCheckpointProcessLock(self, pid: int, how: Any) -> tuple[Any, ...]:
-        self.timeout = how.timeoutMs
-        return self._do(lambda: self.fake.lock(pid, how.timeoutMs))
-
-    def cuCheckpointProcessCheckpoint(self, pid: int, _: Any) -> tuple[Any, ...]:
-        return self._do(lambda: self.fake.checkpoint(pid))
-
-    def cuCheckpointProcessRestore(self, pid: int, _: Any) -> tuple[Any, ...]:
-        return self._do(lambda: self.fake.restore(pid))
-
-    def cuCheckpointProcessUnlock(self, pid: int, _: Any) -> tuple[Any, ...]:
-        return self._do(lambda: self.fake.unlock(pid))
-
-
-def test_the_driver_is_called_as_its_binding_has_it() -> None:
-    driver = Driver()
-    door, why_not = available(lambda _: driver)
-    assert isinstance(door, CudaCheckpoints)
-    assert why_not == ""
-    suspend(door, 7, timeout_ms=1234)
-    assert (driver.timeout, door.state(7)) == (1234, ProcessState.CHECKPOINTED)
-    resume(door, 7)
-    with pytest.raises(CheckpointFailed, match="CUDA_ERROR_ILLEGAL_STATE"):
-        door.unlock(7)
-
-
-def no_module(name: str) -> Any:
-    raise ModuleNotFoundError(name)
-
-
-def no_symbol() -> Any:
-    driver = Driver()
-
-    def missing() -> Any:
-        raise RuntimeError("Function cuDriverGetVersion not found")
-
-    driver.cuDriverGetVersion = missing  # type: ignore[method-assign]
-    return driver
-
-
-@pytest.mark.parametrize(
-    ("load", "why"),
-    [
-        (no_module, "not installed"),
-        (lambda _: SimpleNamespace(), "no process checkpoints"),
-        (lambda _: Driver(version=12040), "570 or newer"),
-        (lambda _: no_symbol(), "no driver"),
-    ],
-)
-def test_where_there_are_no_checkpoints_it_says_why(load: Callable[[str], Any], why: str) -> None:
-    door, said = available(load)
-    assert door is None
-    assert why in said
-
-
-# -- shares of a device's memory
-
-CARD = Device(0, "GPU-0", "x", 100 * GIB, 10 * GIB, 0.0)
-
-
-def claim(size: int, name: str = "chat-stable-0", pid: int = 4242) -> Claim:
-    return Claim(pid, 1.0, name, size)
-
-
-def test_who_can_not_fit_beside_the_others_is_told_who_they_are() -> None:
-    assert why_not(CARD, 40 * GIB, [claim(50 * GIB)]) == ""
-    why = why_not(CARD, 60 * GIB, [claim(50 * GIB)])
-    assert "60.00 GiB" in why
-    assert "chat-stable-0 (process 4242) has 50.00 GiB" in why
-    assert "only 90.00 GiB are free" in why_not(CARD, 95 * GIB, []), "used by somebody who claims nothing"
-
-
-@given(st.lists(st.integers(0, 100 * GIB), max_size=6))
-def test_claims_that_were_admitted_never_sum_to_more_than_the_device(sizes: list[int]) -> None:
-    held: list[Claim] = []
-    for size in sizes:
-        if not why_not(CARD, size, held):
-            held.append(claim(size))
-    assert sum(c.size for c in held) <= 0.98 * CARD.memory_total
-
-
-def test_the_second_instance_on_a_device_is_refused_and_may_come_when_the_first_has_gone(
-    tmp_path: Path,
-) -> None:
-    with claimed(tmp_path / "d", CARD, 60 * GIB, "first"):
-        with pytest.raises(Refused, match=r"first \(process"), claimed(tmp_path / "d", CARD, 60 * GIB, "b"):
-            pass
-        with claimed(tmp_path / "d", CARD, 30 * GIB, "small"):
-            pass
-    with claimed(tmp_path / "d", CARD, 60 * GIB, "second"):
-        pass
-
-
-def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
-    with claimed(tmp_path / "d", CARD, 60 * GIB, "alive"):
-        [book] = (tmp_path / "d").glob("*.json")
-        rows = json.loads(book.read_text())
-        rows[0]["born"] -= 1  # another process had this pid before
-        book.write_text(json.dumps(rows))
-        with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
-            pass
-    book.parent.mkdir(mode=0o700)  # it went with the last claim
-    book.write_text("not ours")
-    with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
-        pass
-
-
-def test_the_folder_goes_with_the_last_claim_and_is_never_two(tmp_path: Path) -> None:
-    """Whoever waits for a lock on a folder that its holder removes must not take it for a lock."""
-    folder, inside, most = tmp_path / "d", list[str](), list[int]()
-
-    def one(name: str) -> None:
-        for _ in range(20):
-            with contextlib.suppress(Refused), claimed(folder, CARD, 60 * GIB, name):
-                inside.append(name)
-                most.append(len(inside))
-                inside.remove(name)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(one, "abcdef"))
-    assert set(most) == {1}, "two had 60 of 98 GiB"
-    assert not folder.exists()
-
-
-def test_a_folder_that_another_one_made_anew_is_the_one_that_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, waited = tmp_path / "d", list[int]()
-
-    def flock(handle: int, how: int) -> None:
-        waited.append(handle)
-        if len(waited) < 3:
-            folder.rmdir()  # its holder was the last, while we waited
-        if len(waited) == 1:
-            folder.mkdir(mode=0o700)
-
-    monkeypatch.setattr(claims.fcntl, "flock", flock)
-    with claimed(folder, CARD, GIB, "late"):
-        assert len(waited) == 3
-        assert len(list(folder.iterdir())) == 1
-    assert not folder.exists()
 
 
 def test_weir_device_list_shows_what_can_be_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
