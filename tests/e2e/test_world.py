@@ -139,7 +139,7 @@ def test_a_killed_supervisor_takes_its_region_along_and_up_brings_it_back(world:
     pids, supervisor = world.pids, loaded.supervisor(FIRST)
     assert supervisor is not None
     os.kill(supervisor, signal.SIGKILL)
-    assert patience.until(lambda: not any(map(psutil.pid_exists, pids)), 10)
+    assert patience.until(lambda: not any(map(psutil.pid_exists, pids)), 30)
     assert not world.status()["regions"][FIRST]["ready"]
     assert loaded.control_socket(FIRST).exists()  # what a crash leaves
     world.run("region", "up", FIRST)

@@ -148,7 +148,7 @@ def test_a_watch_wakes_and_takes_an_l7_rule_for_a_deny() -> None:
         assert now == ()
         waiting = asyncio.create_task(door.watch_fetch(index, 20.0))
         await fake.set("chat", [L7])
-        woken, now = await asyncio.wait_for(waiting, 10)
+        woken, now = await asyncio.wait_for(waiting, 30)
         assert woken > index
         assert [(i.source, i.action) for i in now] == [("api", DENY)]
 
