@@ -119,14 +119,14 @@ def test_sigterm_lets_short_streams_end_and_tells_long_ones_at_the_deadline_why(
         ThreadPoolExecutor(1) as aside,
     ):
         whole = aside.submit(raw, it, post(b'{"prompt": "hi", "max_tokens": 3000}'), end=False)
-        short, long = it.stream(max_tokens=40), it.stream(max_tokens=3000)
-        short.take(1)
+        until("it is in flight", lambda: it.running() == 1)
+        long, short = it.stream(max_tokens=3000), it.stream(max_tokens=20)
         long.take(1)
-        until("three are in flight", lambda: it.running() == 3)
+        short.take(1)
         it.signal(signal.SIGTERM)
         until("not ready while draining", lambda: it.get("/ready") == 503)
         said = events(short.rest())
-        assert (len(said), said[-1]) == (41, "[DONE]")
+        assert (len(said), said[-1]) == (21, "[DONE]")
         with pytest.raises(http.client.IncompleteRead) as cut:
             long.rest()
         *tokens, last = events(long.seen + cut.value.partial)
