@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
@@ -50,38 +49,32 @@ def otlp() -> SpanExporter:
     return _Exporter()
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What others know of a span before it ends. parent: None where the trace begins here."""
-
-    name: str
-    began_ns: int
-    ours: trace.SpanContext
-    parent: trace.SpanContext | None
-
-
 class OtelSpan:
-    """A Span. What OpenTelemetry exports is made at its end, and only if somebody wants it."""
+    """A Span. What OpenTelemetry exports is made at its end, and only if somebody wants it.
 
-    __slots__ = ("_attributes", "_home", "_told", "headers")
+    ours: what others are told that it is. parent: None where the trace begins here.
+    """
+
+    __slots__ = ("_home", "attributes", "began_ns", "headers", "name", "ours", "parent")
 
     def __init__(
         self, home: OtelTracing, name: str, carried: Mapping[str, str], attributes: Mapping[str, Attribute]
     ) -> None:
         self._home: OtelTracing | None = home
+        self.name, self.began_ns, self.attributes = name, home.now_ns(), dict(attributes)
         came = propagation.incoming(carried)
-        self._told = home.told(name, propagation.parent(came))
-        self._attributes: dict[str, Attribute] = dict(attributes)
-        self.headers = {**carried, **propagation.outgoing(came, self._told.ours, carried)}
+        self.parent = propagation.parent(came)
+        self.ours = home.child(self.parent)
+        self.headers = {**carried, **propagation.outgoing(came, self.ours, carried)}
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
         if self._home is not None:  # once it has ended they are the exporter's thread's
-            self._attributes.update(attributes)
+            self.attributes.update(attributes)
 
     def end(self, error: str = "") -> None:
         home, self._home = self._home, None
-        if home is not None and (error or self._told.ours.trace_flags.sampled):
-            home.export(self._told, self._attributes, error)
+        if home is not None and (error or self.ours.trace_flags.sampled):
+            home.export(self, error)
 
 
 class OtelTracing:
@@ -103,41 +96,36 @@ class OtelTracing:
     def begin(self, name: str, carried: Mapping[str, str], attributes: Mapping[str, Attribute]) -> OtelSpan:
         return OtelSpan(self, name, carried, attributes)
 
-    def told(self, name: str, parent: trace.SpanContext | None) -> Told:
-        """A span that begins now, in its parent's trace where there is one."""
-        began_ns, span_id = self._now_ns(), self._ids.generate_span_id()
+    def child(self, parent: trace.SpanContext | None) -> trace.SpanContext:
+        """A span in its parent's trace, and kept if that is; where there is none, in a trace of its own."""
+        span_id = self._ids.generate_span_id()
         if parent is not None:
             flags = _SAMPLED if parent.trace_flags.sampled else _UNSAMPLED
-            ours = trace.SpanContext(parent.trace_id, span_id, False, flags, parent.trace_state)
-        else:
-            trace_id = self._ids.generate_trace_id()
-            flags = _SAMPLED if self._chosen(trace_id) else _UNSAMPLED
-            ours = trace.SpanContext(trace_id, span_id, False, flags)
-        return Told(name, began_ns, ours, parent)
-
-    def _chosen(self, trace_id: int) -> bool:
+            return trace.SpanContext(parent.trace_id, span_id, False, flags, parent.trace_state)
+        trace_id = self._ids.generate_trace_id()
         # By the trace's id, as OpenTelemetry's own sampler does: whoever samples the same share keeps the
         # same.
-        return bool(trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound)
+        chosen = trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound
+        return trace.SpanContext(trace_id, span_id, False, _SAMPLED if chosen else _UNSAMPLED)
 
-    def export(self, told: Told, attributes: dict[str, Attribute], error: str) -> None:
+    def export(self, it: OtelSpan, error: str) -> None:
         """Hand one span that has ended to the exporter's queue."""
-        status = _NO_ERROR
+        attributes, status = it.attributes, _NO_ERROR
         if error:
             attributes[genai.ERROR_TYPE] = error
             status = trace.Status(trace.StatusCode.ERROR, error)
-        ours = told.ours
+        ours = trace.SpanContext(it.ours.trace_id, it.ours.span_id, False, _SAMPLED, it.ours.trace_state)
         self._queue.on_end(
             ReadableSpan(
-                told.name,
-                trace.SpanContext(ours.trace_id, ours.span_id, False, _SAMPLED, ours.trace_state),
-                told.parent,
+                it.name,
+                ours,
+                it.parent,
                 self._resource,
                 self._bounded(attributes),
                 kind=trace.SpanKind.SERVER,
                 status=status,
-                start_time=told.began_ns,
-                end_time=self._now_ns(),
+                start_time=it.began_ns,
+                end_time=self.now_ns(),
                 instrumentation_scope=_SCOPE,
             )
         )
@@ -151,7 +139,7 @@ class OtelTracing:
         bounded: Mapping[str, Attribute] = BoundedAttributes(most, attributes, max_value_len=longest)
         return bounded
 
-    def _now_ns(self) -> int:
+    def now_ns(self) -> int:
         return int(self._clock.time() * 1e9)
 
     def flush(self) -> None:
