@@ -30,6 +30,8 @@ LONG = TEXT | {"max_tokens": 4000}
 IDLE_S = 60.0
 
 
+OURS = ("weir", "aiohttp", "asyncio")
+"""Who may log of a request; an exporter of an earlier test may have something to say too."""
 SLOW = {"step_ms": 20.0}
 """LONG lasts longer than any test."""
 
@@ -145,7 +147,7 @@ def test_clients_that_vanish_leave_nothing_and_no_traceback(n: int, caplog: pyte
 
     with caplog.at_level(logging.WARNING):
         served(test, engine=stack(**SLOW))
-    assert not caplog.records
+    assert not [row for row in caplog.records if row.name.startswith(OURS)]
 
 
 class Jumping(SystemClock):
