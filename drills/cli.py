@@ -70,6 +70,9 @@ def run(
     settings: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE; may be repeated.")] = None,
     region: Annotated[str, typer.Option(help="Region the drill is about (default: the primary).")] = "",
     duration: Annotated[str, typer.Option(help="Seconds the fault stays.")] = "",
+    rate: Annotated[
+        str, typer.Option(help="Requests per second, whatever the service is declared for.")
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before breaking things.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, do nothing.")] = False,
     as_json: AsJson = False,
@@ -84,8 +87,7 @@ def run(
 
     world = World.load(folder)
     chosen = _settings(settings or [])
-    if duration:
-        chosen["duration"] = duration
+    chosen |= {name: text for name, text in (("duration", duration), ("rate", rate)) if text}
     ask = session.Ask(name, chosen, region, "weir " + " ".join(sys.argv[1:]))
     console = talk()
     console.print(show.plan(session.scenario_of(world, ask)), soft_wrap=True, markup=False)

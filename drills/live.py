@@ -23,6 +23,7 @@ from drills.live_packets import LivePackets
 from mesh.clock import Clock
 from mesh.consul.client import Consul
 from mesh.world import strays
+from mesh.world.engines import ENGINES, slower_s
 from mesh.world.process import State
 from mesh.world.runner import weir_command
 from mesh.world.world import World
@@ -53,7 +54,10 @@ class LiveRegions:
         return tuple(pid for pid in self.pids(region) if _stopped(pid))
 
     async def up(self, region: str) -> None:
+        # An engine that starts later than an echo has so much longer.
+        later, ready_s = slower_s(self._world.spec.engine), ENGINES[self._world.spec.engine].ready_s
         argv = (*weir_command(), "region", "up", region, "--dir", str(self._world.folder))
+        argv = (*argv, "--timeout", f"{ready_s:g}")
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
@@ -61,7 +65,7 @@ class LiveRegions:
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            async with asyncio.timeout(UP_S):
+            async with asyncio.timeout(UP_S + later):
                 output, _ = await process.communicate()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):

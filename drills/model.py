@@ -64,6 +64,10 @@ class Probe:
     tolerance: Tolerance = Tolerance(min=1.0)
 
 
+USUAL_RPS = 200.0
+"""Requests per second of a drill whose file says nothing."""
+
+
 class Ingresses(StrEnum):
     """Which ingress gateways the load goes to: all, those of regions that live on, or the target's alone."""
 
@@ -81,7 +85,7 @@ class Load:
     timeout_s: a request with no complete answer by then has failed.
     """
 
-    rate: float = 200.0
+    rate: float = USUAL_RPS
     streams: float = 0.1
     sessions: float = 0.5
     tokens: int = 4
@@ -150,13 +154,33 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
+class Fitted:
+    """That a drill is less than its file wants, because the service can't bear that (drills.bearing).
+
+    wanted: requests per second by the file. declared: what one region is declared for, in `row`.
+    left_out: expectations that can't be judged by so few requests, each with the reason.
+    """
+
+    wanted: float
+    declared: float
+    row: str
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """In sentences, before the drill and in its report."""
+        bound = f"up to {self.wanted:g} wanted; one region is declared for {self.declared:g} ({self.row})"
+        return (bound, *(f"left out: {each}" for each in self.left_out))
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One drill, every parameter decided.
 
     target: the region the drill is about. mode: which of the scenario's ways to break it was chosen
     ("" when there is one way only). after_heal: actions whose `at_s` counts from the proven healing.
     healing: what undoes the actions, in words, shown before the drill begins.
-    text: the file it came from, word for word, for the report.
+    text: the file it came from, word for word, for the report. fitted: None when it is as the file wants it.
     """
 
     name: str
@@ -173,6 +197,7 @@ class Scenario:
     after_heal: tuple[Action, ...] = ()
     healing: str = ""
     text: str = field(default="", compare=False)
+    fitted: Fitted | None = None
 
     def limit(self, kind: Expect) -> float | None:
         return next((e.limit for e in self.expectations if e.kind is kind), None)

@@ -131,6 +131,7 @@ def _circumstances(report: Report) -> dict[str, Any]:
         "interrupted": report.outcome.interrupted,
         "problem": report.outcome.problem,
         "load": asdict(scenario.load),
+        **({"fitted": asdict(scenario.fitted)} if scenario.fitted else {}),
         "phases": [
             {"name": p.name, "start": iso(p.start_s), "seconds": _rounded(p.end_s - p.start_s)}
             for p in report.outcome.phases

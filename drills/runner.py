@@ -8,7 +8,7 @@ only in drills.pace, by the clock that was handed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drills import healing
 from drills.active import Active, ActiveFile
@@ -20,7 +20,8 @@ from drills.outcome import Finding, Outcome, Phase
 from drills.pace import TICK_S, Interrupted, Pace, Progress, Stop
 from drills.recorder import Recorder
 from drills.steady import before_load, same_plan, under_load
-from regions.cli.errors import WeirError
+from drills.strain import Strain, drowning, refusing
+from regions.cli.errors import Refused, WeirError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,13 @@ class Drill:
         self._steady: list[Finding] = []
         self._healing = healing.Healing()
         self._touched = False
+        self._strain: Strain | None = None
 
     async def run(self) -> Outcome:
-        """The whole drill. Raises WeirError (mostly Refused) only before anything was touched."""
+        """The whole drill. Raises WeirError (mostly Refused) only before anything was touched.
+
+        Also for a load that the service doesn't bear: that says nothing about the mesh, so it is no verdict.
+        """
         faults = [(a, await self._prepared(a)) for a in self._plan.scenario.actions]
         problem, interrupted = "", False
         try:
@@ -70,6 +75,9 @@ class Drill:
             problem = str(error)
         finally:
             await self._end()
+        if self._strain is not None and self._rec.requests and not interrupted:
+            load = f"load of {self._strain.rate:g} requests/s"
+            raise Refused(load, self._strain.why, self._strain.way_out(self._plan.scenario.fitted))
         return Outcome(
             self._rec.history(),
             healed=self._healing.healed,
@@ -113,11 +121,29 @@ class Drill:
         }[scenario.load.ingresses]
         await self._rec.count_retries()
         await self._plan.generator.start(scenario.load, scenario.service, ingresses)
-        self._rec.mark(Mark.LOAD, f"{scenario.load.rate:g} requests/s to {', '.join(ingresses)}")
+        started = self._rec.mark(Mark.LOAD, f"{scenario.load.rate:g} requests/s to {', '.join(ingresses)}")
         await self._phase("load", "steady state under load", scenario.phases.load_s)
+        self._strain = await self._drowning(started)
         found = under_load(scenario, self._rec.history())
         self._steady.extend(found)
-        return _not_steady(found)
+        if problem := _not_steady(found):
+            now, rate = self._clock.time(), scenario.load.rate
+            self._strain = self._strain or refusing(self._rec.requests, rate, started, now)
+            return problem
+        return self._strain.why if self._strain else ""
+
+    async def _drowning(self, started: float) -> Strain | None:
+        """Whether the service keeps up. A stall gets as long again to pass as the load has lasted."""
+        rate, deadline = (
+            self._plan.scenario.load.rate,
+            self._clock.monotonic() + self._plan.scenario.phases.load_s,
+        )
+        while found := drowning(self._rec.requests, rate, started, self._clock.time()):
+            if self._clock.monotonic() >= deadline:
+                break
+            await self._pace.until(self._clock.monotonic() + TICK_S)
+        self._phases[-1] = replace(self._phases[-1], end_s=self._clock.time())
+        return found
 
     async def _break_and_heal(self, faults: Sequence[tuple[Action, Fault]]) -> str:
         """Inject, hold, heal; then what comes after the healing, undone too; then the world as before."""

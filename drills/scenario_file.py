@@ -15,7 +15,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from drills.bearing import Bearing, fit
 from drills.model import (
+    USUAL_RPS,
     Action,
     Expect,
     Expectation,
@@ -51,7 +53,7 @@ class Draft:
 PARAMETERS: Mapping[str, str] = {
     "mode": "which way to break it, where the drill has several",
     "region": "the region the drill is about (also --region)",
-    "rate": "requests per second",
+    "rate": "requests per second, whatever the service is declared for (also --rate)",
     "duration": "seconds the fault stays (also --duration)",
     "load": "seconds of load before the fault",
     "settle": "seconds of load after the healing",
@@ -59,6 +61,7 @@ PARAMETERS: Mapping[str, str] = {
     "sessions": "share of requests that carry a session key",
     "tokens": "tokens of a plain request",
     "stream-tokens": "tokens of a stream",
+    "timeout": "seconds after which a request without its whole answer has failed",
     "service": "the service that is called",
 }
 """What `--set` takes, for help texts and errors."""
@@ -85,8 +88,13 @@ def read(name: str, folder: Path = FOLDER) -> Draft:
     return Draft(path.stem, path, path.read_text(encoding="utf-8"), marked.value)
 
 
-def decide(draft: Draft, settings: Mapping[str, str], *, region: str) -> Scenario:
-    """The scenario with every parameter set; `region`: the target's name. UsageError: a bad parameter."""
+def decide(
+    draft: Draft, settings: Mapping[str, str], *, region: str, bearing: Bearing | None = None
+) -> Scenario:
+    """The scenario with every parameter set; `region`: the target's name. UsageError: a bad parameter.
+
+    bearing: what the service is declared for; None: not known, the file has what it wants.
+    """
     file = draft.file
     unknown = sorted(set(settings) - set(PARAMETERS))
     if unknown:
@@ -96,7 +104,7 @@ def decide(draft: Draft, settings: Mapping[str, str], *, region: str) -> Scenari
     if mode:
         actions = (Action(file.modes[mode].do), *actions)
     limits = file.expect.model_dump(exclude_none=True)
-    return _with_numbers(
+    scenario = _with_numbers(
         Scenario(
             name=draft.name,
             title=file.title,
@@ -107,7 +115,7 @@ def decide(draft: Draft, settings: Mapping[str, str], *, region: str) -> Scenari
                 Probe(ProbeKind(p.probe), Tolerance(p.tolerance.min, p.tolerance.max))
                 for p in file.steady_state
             ),
-            load=Load(**file.load.model_dump() | {"ingresses": Ingresses(file.load.ingresses)}),
+            load=_load(file.load),
             actions=actions,
             expectations=tuple(
                 Expectation(Expect(k), v[mode] if isinstance(v, dict) else v) for k, v in limits.items()
@@ -120,6 +128,16 @@ def decide(draft: Draft, settings: Mapping[str, str], *, region: str) -> Scenari
         ),
         settings,
     )
+    if bearing is None:
+        return scenario
+    said = {field for name, field in _LOAD.items() if name in settings}
+    return fit(scenario, bearing, said | ({"rate"} if file.load.rate is not None else set()))
+
+
+def _load(row: LoadRow) -> Load:
+    wanted = next((r for r in (row.rate, row.rate_up_to) if r is not None), USUAL_RPS)
+    fields = row.model_dump(exclude={"rate", "rate_up_to"})
+    return Load(**fields | {"rate": wanted, "ingresses": Ingresses(row.ingresses)})
 
 
 def _actions(rows: Sequence[ActionRow]) -> tuple[Action, ...]:
@@ -139,6 +157,7 @@ _LOAD = {
     "sessions": "sessions",
     "tokens": "tokens",
     "stream-tokens": "stream_tokens",
+    "timeout": "timeout_s",
 }
 _PHASES = {"duration": "hold_s", "load": "load_s", "settle": "settle_s"}
 

@@ -27,8 +27,14 @@ class ProbeRow(StrictModel):
     tolerance: ToleranceRow = ToleranceRow(min=1.0)
 
 
+Rate = Annotated[float, Field(gt=0, le=5000)]
+
+
 class LoadRow(StrictModel):
-    rate: Annotated[float, Field(gt=0, le=5000)] = 200.0
+    """rate: exactly this. rate_up_to: less where the service is declared for less (drills.bearing)."""
+
+    rate: Rate | None = None
+    rate_up_to: Rate | None = None
     streams: Share = 0.1
     sessions: Share = 0.5
     tokens: Annotated[int, Field(ge=1, le=10_000)] = 4
@@ -98,6 +104,8 @@ def contradictions(file: ScenarioFile) -> list[tuple[tuple[str | int, ...], str]
     ingresses = [i.value for i in Ingresses]
     if file.load.ingresses not in ingresses:
         wrong.append((("load", "ingresses"), f"must be one of {', '.join(ingresses)}"))
+    if file.load.rate is not None and file.load.rate_up_to is not None:
+        wrong.append((("load", "rate_up_to"), "says the rate a second time: give rate or rate_up_to"))
     if not file.modes and not file.actions:
         wrong.append((("actions",), "a drill without modes and without actions breaks nothing"))
     limits = file.expect.model_dump(exclude_none=True)

@@ -14,11 +14,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
 from drills import healing, page, report, scenario_file
 from drills.active import Active, ActiveFile
+from drills.bearing import Bearing
 from drills.doors import Doors
 from drills.faults.table import build
 from drills.live import open_doors
@@ -30,11 +32,13 @@ from drills.pace import Progress, Stop
 from drills.runner import Drill, Plan
 from drills.store import Store
 from drills.versions import versions
+from mesh.catalog import load_services
 from mesh.clock import Clock, SystemClock
 from mesh.consul import keys
 from mesh.consul.client import Consul
 from mesh.consul.errors import ConsulError
 from mesh.traffic.manager import whoami
+from mesh.world.engines import slower_s
 from mesh.world.world import World
 from regions.cli.errors import Exit, UsageError, WeirError
 
@@ -54,7 +58,7 @@ class Ask:
 
 
 def scenario_of(world: World, ask: Ask) -> Scenario:
-    """The scenario with everything decided. Raises UsageError."""
+    """The scenario with everything decided, fitted to what the world's rows say. Raises UsageError."""
     draft = scenario_file.read(ask.name)
     settings = dict(ask.settings)
     wanted = ask.region or settings.pop("region", "") or draft.file.target
@@ -63,11 +67,22 @@ def scenario_of(world: World, ask: Ask) -> Scenario:
         raise UsageError(
             f"region {region!r}", "not in this world", f"it has {', '.join(world.regions.names)}"
         )
-    return scenario_file.decide(draft, settings, region=region)
+    bearing = _bearing(world, settings.get("service", draft.file.service))
+    return scenario_file.decide(draft, settings, region=region, bearing=bearing)
+
+
+def _bearing(world: World, service: str) -> Bearing | None:
+    """By the service rows that the world's control planes read; None for a service that has none."""
+    folder, spec = Path(world.spec.services_dir), world.spec
+    for row in load_services(folder):
+        if row.name == service:
+            told = f"{spec.instances} × capacity_rps {row.capacity_rps:g} of {folder / service}.yaml"
+            return Bearing(spec.instances * row.capacity_rps, told, slower_s(spec.engine))
+    return None
 
 
 async def run(world: World, ask: Ask, say: Progress) -> tuple[report.Report, dict[str, Any]]:
-    """Run one drill; its report and the report's JSON. Raises Refused (lock, rights), UsageError."""
+    """Run one drill; its report and the report's JSON. Raises UsageError, Refused (lock, rights, load)."""
     scenario, clock, store = scenario_of(world, ask), SystemClock(), Store(world.folder)
     if not world.running:
         raise WeirError(f"world {world.folder}", "no region runs", f"weir up --dir {world.folder}")
@@ -76,7 +91,7 @@ async def run(world: World, ask: Ask, say: Progress) -> tuple[report.Report, dic
     async with _agents(world, clock) as agents, one_drill(agents, holder):
         async with open_doors(world, scenario.service, clock, SystemRandom()) as doors:
             active = ActiveFile(store.folder)
-            await heal_leftovers(active, doors, say)
+            await heal_leftovers(active, doors, say, _heal_s(world))
             generator = LiveGenerator(world, store.place(id_), clock, secrets.randbits(32))
             with _stopping(say) as stop:
                 plan = Plan(id_, by, started, scenario, doors, generator, build, active, say, stop)
@@ -109,11 +124,15 @@ async def heal(world: World, say: Progress) -> bool:
         one_drill(agents, holder, need_one=False),
         open_doors(world, service, clock, SystemRandom()) as doors,
     ):
-        await heal_leftovers(active, doors, say)
+        await heal_leftovers(active, doors, say, _heal_s(world))
     return True
 
 
-async def heal_leftovers(active: ActiveFile, doors: Doors, say: Progress) -> None:
+def _heal_s(world: World) -> float:
+    return HEAL_S + slower_s(world.spec.engine)
+
+
+async def heal_leftovers(active: ActiveFile, doors: Doors, say: Progress, limit_s: float = HEAL_S) -> None:
     """Undo what a drill that died has left. The caller holds the lock, so that drill is really over.
 
     Raises WeirError with the commands for a person when it can't be proven healed.
@@ -123,7 +142,7 @@ async def heal_leftovers(active: ActiveFile, doors: Doors, say: Progress) -> Non
         return
     say.phase("heal", f"drill {left.drill} by {left.by} ended without healing")
     faults = [build(spec, doors) for spec in left.faults]
-    done = await healing.heal(faults, doors.clock, HEAL_S, say.say)
+    done = await healing.heal(faults, doors.clock, limit_s, say.say)
     if not done.healed:
         raise WeirError(f"drill {left.drill}", "its faults could not be healed", "; ".join(done.by_hand))
     active.clear()

@@ -49,6 +49,7 @@ def plan(scenario: Scenario) -> str:
     lines = [
         f"{scenario.title}{mode}: {', '.join(a.do for a in scenario.actions)} on {scenario.target}",
         f"load     {scenario.load.rate:g} requests/s to the ingresses: {scenario.load.ingresses.value}",
+        *(f"         {told}" for told in (scenario.fitted.told if scenario.fitted else ())),
         f"times    load {phases.load_s:g} s, fault {phases.hold_s:g} s, settle {phases.settle_s:g} s",
         f"expected {wanted}",
         f"healing  {scenario.healing}",
@@ -75,4 +76,5 @@ def summary(body: Mapping[str, Any]) -> Group:
         f"{number(body['retried'])} retried, {number(body['streams_cut'])} streams cut; "
         f"MTTR {seconds(body['mttr_s'])} ({told})"
     )
-    return Group(head, "", table, "", figures, f"report {body['report']}")
+    left_out = [f"left out: {escape(told)}" for told in body.get("fitted", {}).get("left_out", ())]
+    return Group(head, "", table, *left_out, "", figures, f"report {body['report']}")

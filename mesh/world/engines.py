@@ -59,6 +59,11 @@ def row(engine: str) -> EngineRow | None:
     return ENGINES.get(engine)
 
 
+def slower_s(engine: str) -> float:
+    """Seconds that an engine may start later than an echo: what waits for a region waits so much longer."""
+    return max(0.0, ENGINES[engine].ready_s - ENGINES[ECHO].ready_s)
+
+
 def option_words(engine: str, options: Sequence[str]) -> tuple[str, ...]:
     """`--option NAME=VALUE` for an executor: those of every world, then the given ones, which win."""
     return tuple(word for text in (*ENGINES[engine].options, *options) for word in ("--option", text))

@@ -7,9 +7,10 @@ frozen process is not dead, nothing is read from a dead region). Time moves only
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -256,10 +257,26 @@ class FakeWorld:
 
 
 class FakeGenerator:
-    """Open-loop load in virtual time: every request that is due up to now has happened."""
+    """Open-loop load in virtual time: every request that is due up to now has happened.
 
-    def __init__(self, world: FakeWorld, *, seed: int = 1, broken: bool = False) -> None:
+    bears: answers per second, the rest waits. queue: so many wait, the others are refused (429). stall: from
+    when to when nothing is answered, seconds from the start of the load.
+    """
+
+    def __init__(
+        self,
+        world: FakeWorld,
+        *,
+        seed: int = 1,
+        broken: bool = False,
+        bears: float = math.inf,
+        queue: float = math.inf,
+        stall: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self._world, self._rng, self._broken = world, Random(seed), broken
+        self._bears, self._queue, self._stall = bears, queue, stall
+        self._waiting: list[tuple[float, Request]] = []
+        self._started_at = self._free_at = 0.0
         self._load: Load | None = None
         self._ingresses: Sequence[str] = ()
         self._next = 0.0
@@ -267,6 +284,7 @@ class FakeGenerator:
 
     async def start(self, load: Load, service: str, ingresses: Sequence[str]) -> None:
         self._load, self._ingresses, self._next = load, ingresses, self._world.clock.now
+        self._started_at = self._world.clock.now
         self.started += 1
 
     async def take(self) -> Sequence[Request]:
@@ -274,13 +292,30 @@ class FakeGenerator:
         while self._load is not None and self._next <= self._world.clock.now and not self._broken:
             made.append(self._request(self._load, self._next, len(made)))
             self._next += 1 / self._load.rate
-        return made
+        self._waiting += [self._served(request) for request in made]
+        return self._ended(self._world.clock.now)
 
     async def stop(self) -> Sequence[Request]:
-        rest = await self.take()
+        rest = [*await self.take(), *self._ended(math.inf)]
         self._load = None
         self.stopped += 1
         return rest
+
+    def _served(self, request: Request) -> tuple[float, Request]:
+        """When it ends, and how, in a queue before one server."""
+        due = request.due_s - START
+        if (self._free_at - due) * self._bears > self._queue:
+            return due, replace(request, ok=False, status=429, latency_s=0.001, error="HTTP 429")
+        self._free_at = max(self._free_at, due) + 1 / self._bears
+        end = max(due + request.latency_s, self._free_at)
+        first, last = (self._started_at + s for s in self._stall)
+        end = last if first <= end < last else end
+        return end, replace(request, latency_s=end - due)
+
+    def _ended(self, now: float) -> list[Request]:
+        ended = [request for end, request in self._waiting if end <= now]
+        self._waiting = [(end, request) for end, request in self._waiting if end > now]
+        return ended
 
     def _request(self, load: Load, at: float, number: int) -> Request:
         world, rng = self._world, self._rng

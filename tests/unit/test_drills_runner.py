@@ -10,6 +10,7 @@ import pytest
 
 from drills import report, scenario_file, session
 from drills.active import Active, ActiveFile
+from drills.bearing import Bearing
 from drills.faults.base import FaultSpec
 from drills.faults.table import build
 from drills.history import Mark
@@ -27,12 +28,20 @@ TARGET = "cn-north-1"
 class Stage:
     """A drill on a fake world."""
 
-    def __init__(self, folder: Path, world: FakeWorld, name: str = "region-loss", **settings: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        world: FakeWorld,
+        name: str = "region-loss",
+        bearing: Bearing | None = None,
+        **settings: str,
+    ) -> None:
         self.world, self.progress, self.stop = world, Quiet(), Stop()
         self.generator = FakeGenerator(world)
         self.active = ActiveFile(folder)
         chosen = {"load": "3", "duration": "6", "settle": "2", **settings}
-        self.scenario = scenario_file.decide(scenario_file.read(name), chosen, region=TARGET)
+        draft = scenario_file.read(name)
+        self.scenario = scenario_file.decide(draft, chosen, region=TARGET, bearing=bearing)
 
     def run(self) -> Outcome:
         return run(self._run())

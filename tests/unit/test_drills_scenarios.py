@@ -103,6 +103,7 @@ def test_a_file_of_ones_own_runs_by_its_path(tmp_path: Path) -> None:
         ("  failed: 0", "  failed: {kill: 1}", 8, "one number for each mode"),
         ("  - do: kill-region", "  - do: kill-region\n    at_s: 99", 7, "would never happen"),
         ("title: t", "title: 3", 1, "must be text"),
+        ("healing: h", "healing: h\nload: {rate: 1, rate_up_to: 2}", 10, "a second time"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, old: str, new: str, line: int, told: str) -> None:
