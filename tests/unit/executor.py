@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from mesh.clock import SystemClock
+from mesh.clock import Clock, SystemClock
 from services.engines.echo import EchoEngine, EchoOptions
 from services.instance import Identity, Instance
 from services.listener import Listener
@@ -126,13 +126,18 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    engine: Any = None, *, debug: bool = False, edge: Edge | None = None, **options: float
+    engine: Any = None,
+    *,
+    debug: bool = False,
+    edge: Edge | None = None,
+    clock: Clock | None = None,
+    **options: float,
 ) -> AsyncIterator[Running]:
     """options: of the echo engine, where none is given. Chance is seeded."""
     made = engine or EchoEngine(EchoOptions(**options))  # type: ignore[arg-type]
     await made.start()
     instance = Instance(WHO, made)
-    server = Server(instance, SystemClock(), debug=debug, edge=edge or Edge(chance=Random(1)))
+    server = Server(instance, clock or SystemClock(), debug=debug, edge=edge or Edge(chance=Random(1)))
     listener = Listener(server.app(), "127.0.0.1", 0)
     await listener.start()
     try:

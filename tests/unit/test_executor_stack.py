@@ -18,12 +18,9 @@ from mesh.clock import SystemClock
 from services.batching.model import BatchingSettings
 from services.batching.scheduled import Scheduled
 from services.engines.sim import SimEngine
-from services.instance import Instance
-from services.listener import Listener
-from services.server import Edge, Server
 from services.sim_cost import SimOptions
 from tests.fakes.loop_clock import LoopClock
-from tests.unit.executor import TEXT, TEXT_PATH, WHO, Running, served
+from tests.unit.executor import TEXT, TEXT_PATH, Running, running, served
 
 FAST = {"step_ms": 0.5, "seq_ms": 0.0, "prefill_ms_per_token": 0.0}
 LONG = TEXT | {"max_tokens": 4000}
@@ -162,28 +159,20 @@ class Jumping(SystemClock):
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, 31_536_000.0])
 def test_a_wall_clock_that_jumps_changes_nothing_but_what_it_says(jump_s: float) -> None:
+    clock = Jumping()
+    engine = Scheduled(SimEngine(SimOptions(**FAST), clock=clock), BatchingSettings(), clock)
+
     async def main() -> None:
-        clock = Jumping()
-        engine = Scheduled(SimEngine(SimOptions(**FAST), clock=clock), BatchingSettings(), clock)
-        await engine.start()
-        instance = Instance(WHO, engine)
-        listener = Listener(Server(instance, clock, edge=Edge(chance=Random(1))).app(), "127.0.0.1", 0)
-        await listener.start()
-        try:
-            async with aiohttp.ClientSession() as http:
-                it = Running(instance, http, f"http://127.0.0.1:{listener.port}")
-                soon = {"x-weir-deadline-ms": "60000"}
-                _, before = await it.post(TEXT_PATH, TEXT, soon)
-                stream = asyncio.create_task(it.stream(TEXT_PATH, TEXT | {"max_tokens": 200}, soon))
-                await it.until(lambda: engine.stats().running == 1)
-                clock.off = jump_s
-                assert (await stream)[-1] == "[DONE]"
-                _, after = await it.post(TEXT_PATH, TEXT, soon)
-                assert after["created"] - before["created"] == pytest.approx(jump_s, abs=60)
-                assert 0 <= it.sample("vllm:e2e_request_latency_seconds_sum") < 60
-        finally:
-            await listener.stop()
-            await engine.close()
+        async with running(engine, clock=clock) as it:
+            soon = {"x-weir-deadline-ms": "60000"}
+            _, before = await it.post(TEXT_PATH, TEXT, soon)
+            stream = asyncio.create_task(it.stream(TEXT_PATH, TEXT | {"max_tokens": 200}, soon))
+            await it.until(lambda: engine.stats().running == 1)
+            clock.off = jump_s
+            assert (await stream)[-1] == "[DONE]"
+            _, after = await it.post(TEXT_PATH, TEXT, soon)
+            assert after["created"] - before["created"] == pytest.approx(jump_s, abs=60)
+            assert 0 <= it.sample("vllm:e2e_request_latency_seconds_sum") < 60
 
     asyncio.run(main())
 
