@@ -65,9 +65,13 @@ class Telling(Scripted):
 
 
 def traced(
-    tracing: Tracing, engine: Scripted, *asks: tuple[str, dict[str, Any], Mapping[str, str]]
+    tracing: Tracing,
+    engine: Scripted,
+    *asks: tuple[str, dict[str, Any], Mapping[str, str]],
+    patience_s: float = 30.0,
 ) -> list[int]:
-    """Ask a server with this tracing; the statuses."""
+    """Ask a server with this tracing; the statuses. patience_s: for what the exporter still has to say."""
+    others = exporting()
 
     async def main() -> list[int]:
         edge = Edge(chance=Random(3), tracing=tracing)
@@ -76,7 +80,10 @@ def traced(
         await tracing.close()
         return statuses
 
-    return asyncio.run(main())
+    statuses = asyncio.run(main())
+    for thread in exporting() - others:
+        thread.join(patience_s)
+    return statuses
 
 
 def exporting() -> set[threading.Thread]:
@@ -215,7 +222,7 @@ def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.Monke
         others = exporting()
         it = from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": url}, {})
         asks = [(TEXT_PATH, TEXT, {}) for _ in range(30)]
-        assert traced(it, Scripted(["a"]), *asks) == [200] * 30
+        assert traced(it, Scripted(["a"]), *asks, patience_s=0.0) == [200] * 30
         ours = exporting() - others
         assert THREAD in {thread.name for thread in ours}, "it was closed before the exporter gave up"
     for thread in ours:
