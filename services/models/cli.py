@@ -77,12 +77,13 @@ def path(model: ModelArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def verify(model: ModelArgument, as_json: JsonOption = False) -> None:
-    """Read all weights and compare them with their checksums. Exit 1 names the shard that is wrong."""
+    """Read weights, config and tokenizer, compare them with their checksums. Exit 1 names what is wrong."""
+    from services.models.soundness import verify as check
     from services.models.store import find
-    from services.weights.sums import verify as check
 
     report = check(find(model))
     if as_json:
         emit_json({"model": model, **report})
         return
-    typer.echo(f"{model}: {report['shards']} shard(s), {report['bytes']} bytes, {report['verdict']}")
+    counts = f"{report['shards']} shard(s), {report['bytes']} bytes, {report['files']} other file(s) with sums"
+    typer.echo(f"{model}: {counts}, {report['verdict']}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from regions.cli.errors import WeirError
 
+SUFFIX = ".safetensors"
 AGAIN = "bring the model again: `weir model prepare NAME`, or copy the folder anew"
 
 
@@ -39,7 +40,7 @@ def corrupt_header(path: Path, detail: str) -> WeightsError:
 
 def bad_sum(path: Path, part: str, expected: str, actual: str) -> WeightsError:
     why = f"{part} changed on disk: checksum {actual}, should be {expected}"
-    return WeightsError(f"shard {path.name}", why, shard=path.name)
+    return WeightsError(_kind(path), why, shard=path.name)
 
 
 def bad_dtype(path: Path, tensor: str, dtype: str, known: str) -> WeightsError:
@@ -51,4 +52,8 @@ def bad_dtype(path: Path, tensor: str, dtype: str, known: str) -> WeightsError:
 def unreadable(path: Path, error: OSError | ValueError) -> WeightsError:
     reason = getattr(error, "strerror", None) or str(error)
     way_out = "check the disk (dmesg) and the file's permissions"
-    return WeightsError(f"shard {path.name}", f"can't be read: {reason}", way_out, shard=path.name)
+    return WeightsError(_kind(path), f"can't be read: {reason}", way_out, shard=path.name)
+
+
+def _kind(path: Path) -> str:
+    return f"{'shard' if path.suffix == SUFFIX else 'file'} {path.name}"

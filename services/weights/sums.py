@@ -2,7 +2,9 @@
 
 Law: one sum for every piece of the plan (xxh3, 128 bits: faster than any disk; against rot, not against an
 attacker) and one for each header, so that what is wrong is named by shard and tensor and the bytes are
-checked by the thread that has just read them. `python -m services.weights.sums FOLDER` writes the file.
+checked by the thread that has just read them. The files beside the weights (config, tokenizer) have one each,
+which `verify` alone compares: who loads them parses them anyway. `python -m services.weights.sums FOLDER`
+writes the file.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,14 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What the file says. headers: by shard. pieces: by (shard, start, stop). cut: how they were cut."""
+    """What the file says. headers: by shard. pieces: by (shard, start, stop). blocks, piece: how they were
+    cut. files: the others of the folder by name; empty in sums of earlier versions."""
 
     headers: Mapping[str, str]
     pieces: Mapping[tuple[str, int, int], str]
     blocks: int = BLOCKS
     piece: int = PIECE
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def digest(data: memoryview | bytes) -> str:
@@ -56,9 +60,17 @@ def write(path: Path) -> int:
     }
     head = {"schema_version": SCHEMA, "algorithm": ALGORITHM, "blocks": BLOCKS, "piece": PIECE}
     scratch = path / f".{NAME}"
-    scratch.write_text(json.dumps({**head, "shards": shards}) + "\n", "utf-8")
+    body = {**head, "shards": shards, "files": _beside(folder)}
+    scratch.write_text(json.dumps(body) + "\n", "utf-8")
     scratch.replace(path / NAME)
     return len(shards)
+
+
+def _beside(folder: Folder) -> dict[str, str]:
+    """Sums of the files that are no weights: config, tokenizer, chat template, index of the shards."""
+    ours = {NAME, *folder.shards}
+    others = [p for p in sorted(folder.path.glob("[!.]*")) if p.is_file() and p.name not in ours]
+    return {path.name: digest(path.read_bytes()) for path in others}
 
 
 def parts(span: Span, view: memoryview) -> list[tuple[Piece, memoryview]]:
@@ -87,7 +99,8 @@ def read(path: Path) -> Sums | None:
             for start, stop, value in shard["pieces"]
         }
         headers = {name: str(shard["header"]) for name, shard in body["shards"].items()}
-        return Sums(headers, pieces, int(body["blocks"]), int(body["piece"]))
+        files = {str(name): str(value) for name, value in body.get("files", {}).items()}
+        return Sums(headers, pieces, int(body["blocks"]), int(body["piece"]), files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         way_out = f"remove {file} to load unchecked, or bring the model again"
         raise faults.WeightsError(str(file), f"can't be read: {error!r}", way_out) from error
@@ -125,14 +138,32 @@ class Checker:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Read everything and compare. Raises WeightsError naming what is wrong."""
+    """Read everything and compare. Raises WeightsError naming what is wrong.
+
+    files: how many beside the weights had a sum to compare with.
+    """
     folder, sums = read_folder(path), read(path)
     cut = plan(folder.facts, sums.blocks, sums.piece) if sums else plan(folder.facts)
     reader = Reader(folder.paths)
     checker = Checker(folder, sums)
     nbytes = sum(span.stop - span.start for span, _ in reader.stream(spans(cut), checker))
+    files = sums.files if sums else {}
+    for name, wanted in files.items():
+        _compare_file(path / name, wanted)
     verdict = "as prepared" if sums else f"whole, but without {NAME} nothing to compare with"
-    return {"shards": len(folder.shards), "bytes": nbytes, "checked": sums is not None, "verdict": verdict}
+    counts = {"shards": len(folder.shards), "bytes": nbytes, "files": len(files)}
+    return {**counts, "checked": sums is not None, "verdict": verdict}
+
+
+def _compare_file(path: Path, wanted: str) -> None:
+    try:
+        found = digest(path.read_bytes())
+    except FileNotFoundError:
+        raise faults.WeightsError(f"file {path.name}", f"not in {path.parent}") from None
+    except OSError as error:
+        raise faults.unreadable(path, error) from error
+    if found != wanted:
+        raise faults.bad_sum(path, "it", wanted, found)
 
 
 if __name__ == "__main__":
