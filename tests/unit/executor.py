@@ -79,9 +79,10 @@ class Running:
         path: str,
         body: dict[str, Any],
         headers: Mapping[str, str] | None = None,
-        then: Callable[[], None] = lambda: None,
+        then: Callable[[bytes], object] = len,
     ) -> list[Any]:
-        """Events of a stream that ends without a proper end, parsed. then: called whenever something came."""
+        """Events of a stream that ends without a proper end, parsed. then: called with all that came,
+        whenever something came."""
         seen, proper = b"", True
         try:
             async with self.http.post(
@@ -90,7 +91,7 @@ class Running:
                 assert answer.status == 200
                 async for part in answer.content.iter_any():
                     seen += part
-                    then()
+                    then(seen)
         except aiohttp.ClientPayloadError:
             proper = False
         assert not proper, "the stream came to a proper end"

@@ -28,19 +28,24 @@ def test_whoever_is_under_way_is_told_and_whoever_still_comes_is_refused(
     engine = Scripted(["a", "b", HANG])
 
     async def test(it: Running) -> None:
-        stream = asyncio.create_task(it.cut(path, body))
+        n = body.get("n", 1)
+        each = 2 * n  # a and b
+        came = [b""]
+        stream = asyncio.create_task(it.cut(path, body, then=came.append))
         whole = asyncio.create_task(it.post(path, body))
-        await it.until(lambda: it.sample("weir_executor_tokens_total") == 4 * body.get("n", 1))
+        # A token is counted before it is written: what the client has is what counts here.
+        await it.until(lambda: came[-1].count(b"\n\n") == each)
+        await it.until(lambda: it.sample("weir_executor_tokens_total") == 2 * each)
         await it.server.end()
         *tokens, last = await stream
-        assert (len(tokens), last["error"]["code"]) == (2 * body.get("n", 1), "shutting_down")
+        assert (len(tokens), last["error"]["code"]) == (each, "shutting_down")
         status, said = await whole
         assert (status, said["error"]["code"], it.last["retry-after"]) == (*OVER, "1")
         assert engine.running == it.instance.in_flight == 0
         assert it.sample("weir_executor_streams_cut_total") == 1
         status, said = await it.post(path, body)
         assert (status, said["error"]["code"]) == OVER
-        assert len(engine.seen) == 2 * body.get("n", 1), "no engine is asked any more"
+        assert len(engine.seen) == 2 * n, "no engine is asked any more"
         await it.server.end()  # again
 
     served(test, engine=engine)

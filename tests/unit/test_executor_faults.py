@@ -166,7 +166,7 @@ def test_a_deadline_of_the_caller_cuts_a_stream_under_way() -> None:
     engine = Scripted(["a", HANG])
 
     async def test(it: Running) -> None:
-        *_, last = await it.cut(TEXT_PATH, TEXT, SOON, then=lambda: it.leap(IN_S))
+        *_, last = await it.cut(TEXT_PATH, TEXT, SOON, then=lambda _: it.leap(IN_S))
         assert last["error"]["code"] == "deadline_passed"
         assert engine.running == 0
 
