@@ -27,7 +27,7 @@ from drills.live import open_doors
 from drills.live_load import LiveGenerator
 from drills.live_mesh import ROLE
 from drills.locking import one_drill, who
-from drills.model import Scenario
+from drills.model import Ingresses, Scenario
 from drills.pace import Progress, Stop
 from drills.runner import Drill, Plan
 from drills.store import Store
@@ -40,7 +40,7 @@ from mesh.consul.errors import ConsulError
 from mesh.traffic.manager import whoami
 from mesh.world.engines import slower_s
 from mesh.world.world import World
-from regions.cli.errors import Exit, UsageError, WeirError
+from regions.cli.errors import Exit, Refused, UsageError, WeirError
 
 HEAL_S = 120.0
 SHORT = ("scenario", "events", "failed_requests", "command")
@@ -58,7 +58,7 @@ class Ask:
 
 
 def scenario_of(world: World, ask: Ask) -> Scenario:
-    """The scenario with everything decided, fitted to what the world's rows say. Raises UsageError."""
+    """The scenario with everything decided, fitted to the world's rows. Raises UsageError, Refused."""
     draft = scenario_file.read(ask.name)
     settings = dict(ask.settings)
     wanted = ask.region or settings.pop("region", "") or draft.file.target
@@ -68,7 +68,11 @@ def scenario_of(world: World, ask: Ask) -> Scenario:
             f"region {region!r}", "not in this world", f"it has {', '.join(world.regions.names)}"
         )
     bearing = _bearing(world, settings.get("service", draft.file.service))
-    return scenario_file.decide(draft, settings, region=region, bearing=bearing)
+    scenario = scenario_file.decide(draft, settings, region=region, bearing=bearing)
+    if scenario.load.ingresses is Ingresses.SURVIVING and world.regions.names == (region,):
+        why = "its load goes to the regions that live on, and this world has no other"
+        raise Refused(f"drill {draft.name}", why, "a world of two regions or more")
+    return scenario
 
 
 def _bearing(world: World, service: str) -> Bearing | None:

@@ -11,19 +11,32 @@ from dataclasses import dataclass
 
 ECHO = "echo"
 SMALL_MODEL = "smollm2-135m-instruct"
-_PREPARE = ("model", "prepare", SMALL_MODEL)
+MODEL, PYTHON = "--model", "python="
+"""What a person may bring along: a model of their own; an interpreter of their own that has the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A weir command to run first; quick when it has nothing to do. unless: a person brings that along."""
+
+    command: tuple[str, ...]
+    unless: str = ""
+
+
+_PREPARE = Need(("model", "prepare", SMALL_MODEL), unless=MODEL)
+_TORCH, _VLLM = ("setup", "--with", "torch", "--quiet"), ("setup", "--with", "vllm", "--quiet")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """model: what is served when nobody says. needs: weir commands to run first, in order; each is quick when
-    it has nothing to do. options: NAME=VALUE for the executors of a world, which share one machine.
+    """model: what is served when nobody says. needs: in the order to run them in (see `needs`).
+    options: NAME=VALUE for the executors of a world, which share one machine.
     instances, canaries: per region, when nobody says. ready_s: longest time to be ready. catalog: folder in
     services/ with the service rows whose time limits fit this engine.
     """
 
     model: str
-    needs: tuple[tuple[str, ...], ...] = ()
+    needs: tuple[Need, ...] = ()
     options: tuple[str, ...] = ()
     instances: int = 2
     canaries: int = 1
@@ -36,7 +49,7 @@ ENGINES: Mapping[str, EngineRow] = {
     "sim": EngineRow("sim-1"),
     "torch": EngineRow(
         SMALL_MODEL,
-        needs=(("setup", "--with", "torch", "--quiet"), _PREPARE),
+        needs=(Need(_TORCH), _PREPARE),
         options=("threads=1",),
         instances=1,
         ready_s=300.0,
@@ -45,7 +58,8 @@ ENGINES: Mapping[str, EngineRow] = {
     # A server of 1.4 GB and a minute of both cores each: one a region, and canaries for who asks.
     "vllm": EngineRow(
         SMALL_MODEL,
-        needs=(("setup", "--with", "torch", "--quiet"), _PREPARE, ("setup", "--with", "vllm", "--quiet")),
+        # Torch of our own makes the model's files, no more.
+        needs=(Need(_TORCH, unless=MODEL), _PREPARE, Need(_VLLM, unless=PYTHON)),
         instances=1,
         canaries=0,
         ready_s=900.0,
@@ -57,6 +71,13 @@ ENGINES: Mapping[str, EngineRow] = {
 def row(engine: str) -> EngineRow | None:
     """None for an engine that a world can't run."""
     return ENGINES.get(engine)
+
+
+def needs(engine: str, model: str, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """weir commands to run before a world of this engine starts. model: "" is the engine's own."""
+    brought = {MODEL} if model else set()
+    brought |= {PYTHON for text in options if text.startswith(PYTHON) and text != PYTHON}
+    return tuple(need.command for need in ENGINES[engine].needs if need.unless not in brought)
 
 
 def slower_s(engine: str) -> float:

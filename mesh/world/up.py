@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mesh.world import create, down, patience, ports, strays, warm
 from mesh.world.control import RegionStatus, SupervisorGone
-from mesh.world.engines import ECHO, ENGINES, check_words
+from mesh.world.engines import ECHO, ENGINES, check_words, needs
 from mesh.world.layout import MARKER
 from mesh.world.process import State
 from mesh.world.progress import Progress
@@ -72,16 +72,17 @@ def _prepare(folder: Path, want: Wish) -> None:
     found = None
     with contextlib.suppress(NoWorld):
         found = load_description(folder)
+    kept = found[1] if found is not None and want.engine is None else None
     engine = want.engine or (found[1].engine if found is not None else ECHO)
-    for command in ENGINES[engine].needs if engine in ENGINES else ():
-        if command[:2] == ("model", "prepare") and want.model:
-            continue
+    model, options = (kept.model, kept.options) if kept is not None else ("", ())
+    said = (want.model or model, want.options or options)
+    for command in needs(engine, *said) if engine in ENGINES else ():
         words = [*weir_command(), *command]
         done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
         if done.returncode:
-            said = f"weir {' '.join(command)}"
+            asked = f"weir {' '.join(command)}"
             raise WeirError(
-                f"engine {engine}", f"{said} ended with {done.returncode}", f"see above; then {said}"
+                f"engine {engine}", f"{asked} ended with {done.returncode}", f"see above; then {asked}"
             )
     if engine in ENGINES and (want.model or want.options):
         _check(engine, want)

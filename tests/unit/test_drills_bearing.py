@@ -15,6 +15,7 @@ from mesh.world.engines import ENGINES, defaults
 from mesh.world.layout import WorldLayout
 from mesh.world.spec import WorldSpec
 from mesh.world.world import World
+from regions.cli.errors import Refused
 from regions.load import default_dir, load_regions
 from tests.fakes.drill_world import FakeWorld
 from tests.unit.test_drills_runner import Stage
@@ -27,12 +28,11 @@ def decided(name: str, bearing: Bearing | None, **settings: str) -> Scenario:
     return scenario_file.decide(scenario_file.read(name), settings, region="cn-north-1", bearing=bearing)
 
 
-def world(folder: Path, engine: str) -> World:
-    """The description of the world that `weir up --engine …` makes; nothing runs."""
-    services = str(default_services_dir(ENGINES[engine].catalog))
-    spec = WorldSpec(
-        99, load_regions(default_dir()), engine=engine, services_dir=services, **defaults(engine)
-    )
+def world(folder: Path, engine: str, *only: str) -> World:
+    """The description of the world that `weir up --engine …` makes; nothing runs. only: regions (all)."""
+    services, rows = str(default_services_dir(ENGINES[engine].catalog)), load_regions(default_dir())
+    regions = rows.only(only) if only else rows
+    spec = WorldSpec(99, regions, engine=engine, services_dir=services, **defaults(engine))
     return World(WorldLayout(folder, folder), spec, ConsulSecrets(""))
 
 
@@ -103,3 +103,10 @@ def test_a_fitted_drill_passes_and_its_report_says_what_was_left_out(tmp_path: P
     assert body["fitted"]["wanted"] == 200
     assert "dye_deviation" in body["fitted"]["left_out"][0]
     assert "fitted" not in report.to_json(Stage(tmp_path, FakeWorld(), "region-evacuation").judge(), "")
+
+
+def test_a_world_of_one_region_has_nobody_who_lives_on(tmp_path: Path) -> None:
+    alone = world(tmp_path, "torch", "cn-north-1")
+    with pytest.raises(Refused, match="this world has no other"):
+        session.scenario_of(alone, session.Ask("region-loss", {}))
+    assert session.scenario_of(alone, session.Ask("control-plane-loss", {})).load.rate == pytest.approx(1.6)
