@@ -26,7 +26,7 @@ from services.checked import address
 from services.devices.claims import claimed, claims_folder
 from services.devices.door import MIG, Binding, Devices, find
 from services.devices.here import at_start
-from services.devices.host import CPU
+from services.devices.host import CPU, host_id
 from services.ending import Stop, goodbye, unless
 from services.engine import Engine
 from services.faults import DeviceLost
@@ -36,10 +36,10 @@ from services.listener import Listener
 from services.models.store import find as find_model
 from services.pool import metrics as pool_metrics
 from services.pool.hotstart import HotPool
-from services.pool.keeper import Keeper
-from services.pool.medic import Medic
+from services.pool.keeper import Agent
 from services.pool.parts import Herald, Nobody, Parts, PoolSettings
 from services.pool.renewable import Renewable
+from services.pool.watch import watchers
 from services.registration import LEAVE_S, Drain, Registration, quiet
 from services.server import Edge, Server
 from services.starting import refuse_taken, started, taken
@@ -101,6 +101,7 @@ def row(settings: Settings) -> register.Instance:
         sidecar_address=sidecar_host,
         sidecar_port=sidecar_port,
         admin=settings.admin,
+        host=host_id(),
     )
 
 
@@ -128,8 +129,7 @@ async def serve(settings: Settings) -> None:
         pool = _pool(settings, instance, engine, clock, registration, devices)
         stack.push_async_callback(pool.close)
         pool_metrics.watch(pool, instance.registry)
-        if consul is not None:
-            _watched(pool, consul, clock, stack)
+        watched(pool, consul, clock, stack)
         edge = Edge(tenants=settings.tenants or tenants_file.load(), tracing=tracing)
         server = Server(instance, clock, debug=settings.debug, edge=edge)
         for listener in _listeners(settings, server, pool, stop):
@@ -147,11 +147,10 @@ async def serve(settings: Settings) -> None:
             await _registered(registration, settings.drain, instance, stop, server)
 
 
-def _watched(pool: HotPool, consul: Consul, clock: Clock, stack: contextlib.AsyncExitStack) -> None:
+def watched(pool: HotPool, agent: Agent | None, clock: Clock, stack: contextlib.AsyncExitStack) -> None:
     """Who sleeps too long goes cold, who is broken is started anew: while the stack is open."""
-    for watcher in (Keeper(pool, consul, clock), Medic(pool, clock)):
-        task = asyncio.create_task(watcher.run(), name=type(watcher).__name__)
-        stack.callback(task.cancel)
+    for watcher in watchers(pool, agent, clock):
+        stack.callback(asyncio.create_task(watcher.run(clock), name=watcher.name).cancel)
 
 
 def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:

@@ -26,7 +26,8 @@ FAILURES_BEFORE_CRITICAL = 2
 class Instance:
     """One instance of a service and its sidecar. Addresses are IP literals, ports TCP.
 
-    device: which it runs on, a name that is unique on its host ("cpu", the UUID of a GPU or MIG slice).
+    device: which it runs on, a name that is unique on its host ("cpu", the UUID of a GPU or MIG slice). host:
+    which machine that is, by a name that all its containers have in common.
     admin: host:port of its admin verbs. slept_at: unix seconds when it fell asleep, 0: it does not sleep.
     """
 
@@ -48,10 +49,11 @@ class Instance:
     device: str = ""
     admin: str = ""
     slept_at: int = 0
+    host: str = ""
 
 
 _META = ("region", "zone", "stage", "version", "model", "tenant_class", "lifecycle")
-_POOL_META = ("device", "admin", "slept_at")
+_POOL_META = ("device", "host", "admin", "slept_at")
 """For who reads the pool from Consul; left out where there is nothing to say."""
 
 

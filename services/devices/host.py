@@ -6,6 +6,7 @@ Law: reads only. In a container the smaller of the machine's memory and the cgro
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import psutil
@@ -40,6 +41,15 @@ class HostDevices:
 
     def close(self) -> None:
         """It holds nothing."""
+
+
+def host_id(root: Path = Path("/")) -> str:
+    """This machine, by one name for all its containers (a hostname is each container's own): the boot of its
+    kernel, which no sleeper outlives."""
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
 
 
 def memory(root: Path = Path("/")) -> tuple[int, int]:

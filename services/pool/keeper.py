@@ -1,7 +1,8 @@
 """Keeps the pool small: an instance that is asleep beyond the eight that slept last on its device goes cold.
 
 Law: each instance looks at Consul and decides about itself alone; all see the same rows, so all agree and
-nobody has to be told. One tick = one function; a Consul that doesn't answer is asked again.
+nobody has to be told. It asks the agent it is registered with: that one is on this host, knows its instances
+of all services, and answers from memory. A Consul that doesn't answer is asked again.
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from mesh.clock import Clock
 from mesh.consul.errors import ConsulError
 from services.lifecycle import State
 from services.pool.hotstart import HotPool
-from services.pool.lru import MOST_ASLEEP, to_cool
+from services.pool.lru import to_cool
 from services.pool.plan import sleepers
 
 log = logging.getLogger("weir.pool")
 
-EVERY_S = 2.0
 ANSWER_S = 2.0
 
 
@@ -31,16 +30,13 @@ class Agent(Protocol):
 
 
 class Keeper:
-    """Of one instance. keep: most that sleep on one device."""
+    """Of one instance."""
 
-    def __init__(self, pool: HotPool, agent: Agent, clock: Clock, keep: int = MOST_ASLEEP) -> None:
-        self._pool, self._agent, self._clock, self._keep = pool, agent, clock, keep
+    EVERY_S = 2.0
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self._clock.sleep(EVERY_S)
-            await self.tick()
+    def __init__(self, pool: HotPool, agent: Agent) -> None:
+        self._pool, self._agent = pool, agent
+        self._keep = pool.parts.settings.most_asleep
 
     async def tick(self) -> bool:
         """Whether this instance went cold now."""
@@ -53,8 +49,8 @@ class Keeper:
         except (ConsulError, TimeoutError) as error:
             log.debug("the pool can't be read: %s", error)
             return False
-        if who.identity.instance not in to_cool(sleepers(rows, who.identity.service), self._keep):
+        if who.identity.instance not in to_cool(sleepers(rows), self._keep):
             return False
-        outcome = await self._pool.cool()
-        log.info("went cold: more than %d sleep on this device", self._keep)
-        return outcome.ok
+        # What comes of it the pool says itself; a wake that was faster is as good.
+        log.info("more than %d sleep on this device, this one for longest", self._keep)
+        return (await self._pool.cool()).ok

@@ -11,35 +11,31 @@ import logging
 from mesh.clock import Clock
 from services.lifecycle import State
 from services.pool.hotstart import HotPool
+from services.pool.parts import PoolSettings
 
 log = logging.getLogger("weir.pool")
 
-EVERY_S = 0.5
-FIRST_S, LONGEST_S = 10.0, 300.0
-"""Before the first try: Consul takes three seconds to call it critical. Before any."""
 WELL_S = 600.0
 """So long it must have run for the waiting to begin anew."""
+NOT_TRIED = ("busy", "wrong_state")
+"""Codes of a wake that was none: somebody else is at it, or was."""
 
 
-def wait_s(failures: int) -> float:
+def wait_s(failures: int, how: PoolSettings) -> float:
     """Seconds to wait before the next try, after `failures` in a row."""
-    return min(LONGEST_S, FIRST_S * 2.0 ** min(failures, 16))
+    return min(how.heal_longest_s, how.heal_first_s * 2.0 ** min(failures, 16))
 
 
 class Medic:
-    """Of one instance."""
+    """Of one instance. Needs no Consul."""
+
+    EVERY_S = 0.5
 
     def __init__(self, pool: HotPool, clock: Clock) -> None:
         self._pool, self._clock = pool, clock
         self._ill_since: float | None = None
         self._well_since = clock.monotonic()
         self._tries = 0
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self._clock.sleep(EVERY_S)
-            await self.tick()
 
     async def tick(self) -> bool:
         """Whether a cold start was tried now."""
@@ -54,10 +50,12 @@ class Medic:
             return False
         if self._ill_since is None:
             self._ill_since = now
-        if now - self._ill_since < wait_s(self._tries):
+        if now - self._ill_since < wait_s(self._tries, self._pool.parts.settings):
             return False
-        self._tries += 1
         outcome = await self._pool.wake()
         self._ill_since, self._well_since = None, self._clock.monotonic()
+        if outcome.code in NOT_TRIED:
+            return False
+        self._tries += 1
         log.info("cold start %d: %s", self._tries, outcome.error or "it serves again")
         return True

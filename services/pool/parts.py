@@ -13,6 +13,7 @@ from typing import Protocol
 from mesh.clock import Clock
 from services.devices.door import Devices
 from services.instance import Instance
+from services.pool.lru import MOST_ASLEEP
 from services.pool.place import BUSY
 from services.pool.renewable import Renewable
 from services.pool.verify import GIVEN_BACK
@@ -56,6 +57,9 @@ class PoolSettings:
     cold_tries: int = 2
     given_back: float = GIVEN_BACK
     busy: float = BUSY
+    most_asleep: int = MOST_ASLEEP
+    heal_first_s: float = 10.0
+    heal_longest_s: float = 300.0
     slices: bool = True
 
 

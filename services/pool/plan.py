@@ -69,15 +69,16 @@ def _member(row: Mapping[str, Any], region: str) -> Member:
     )
 
 
-def sleepers(services: Mapping[str, Any], service: str) -> tuple[Sleeper, ...]:
-    """Who sleeps on this host, from `/v1/agent/services` of its agent; sidecars are no instances."""
+def sleepers(services: Mapping[str, Any]) -> tuple[Sleeper, ...]:
+    """Who sleeps, of all services, from `/v1/agent/services`; sidecars are no instances."""
     found = []
     for id_, row in services.items():
         meta = row.get("Meta") or {}
-        if row.get("Service") != service or meta.get("lifecycle") != ASLEEP:
+        if row.get("Kind") or "weir_kind" in meta or meta.get("lifecycle") != ASLEEP:
             continue
         try:
-            found.append(Sleeper(id_, meta.get("device", ""), int(meta.get("slept_at") or 0)))
+            at = int(meta.get("slept_at") or 0)
+            found.append(Sleeper(id_, meta.get("device", ""), at, meta.get("host", "")))
         except ValueError:
             continue
     return tuple(found)

@@ -169,8 +169,8 @@ MAY: dict[str, set[str]] = {
     | {"put config", "put status", "put epoch", "read config", "read status"}
     | {"leaf chat", "leaf embed", "leaf ingress", "register chat", "register embed"}
     | {"register ingress", "register gateway"},
-    "instance-chat": {"leaf chat", "register chat", "register sidecar", "self", "see endpoints"},
-    "instance-embed": {"leaf embed", "register embed", "self"},
+    "instance-chat": WATCHER | {"leaf chat", "register chat", "register sidecar"},
+    "instance-embed": WATCHER | {"leaf embed", "register embed"},
     "ingress": {"leaf ingress", "register ingress", "self"},
     "mesh-gateway": {"register gateway", "self"},
     "operator": WATCHER

@@ -58,6 +58,7 @@ def test_the_ninth_sleeper_sends_the_one_that_slept_longest() -> None:
     assert to_cool(rows) == ()
     assert to_cool([*rows, Sleeper("new", "GPU-0", 500)]) == ("i0",)
     assert to_cool([*rows, Sleeper("other card", "GPU-1", 500)]) == ()
+    assert to_cool([*rows, Sleeper("same name, other host", "GPU-0", 500, "b")]) == ()
 
 
 GIB = 2**30
@@ -146,16 +147,27 @@ def test_the_pool_is_read_from_consul_alone() -> None:
     assert members(None, "us") == ((), ())
 
 
-def test_sleepers_of_a_host_are_no_sidecars() -> None:
-    meta = {"lifecycle": "asleep", "slept_at": "7", "device": "cpu"}
+def test_two_services_share_the_eight_of_a_device_and_sidecars_are_no_instances() -> None:
+    def it(service: str, at: int) -> dict[str, Any]:
+        meta = {"lifecycle": "asleep", "device": "GPU-1", "host": "h", "slept_at": str(at)}
+        return {"Service": service, "Meta": meta, "Kind": "connect-proxy" if "proxy" in service else ""}
+
+    names = [f"{service}{end}" for service in ("chat", "embed") for end in ("", "-sidecar-proxy")]
+    rows = {f"{name}-{n}": it(name, 10 * n + len(name)) for n in range(MOST_ASLEEP) for name in names}
+    cooled = to_cool(sleepers(rows))
+    assert cooled == tuple(f"{s}-{n}" for n in range(4) for s in ("chat", "embed"))
+
+
+def test_sleepers_of_a_host_make_sense_or_are_left_out() -> None:
+    meta = {"lifecycle": "asleep", "slept_at": "7", "device": "cpu", "host": "h"}
     services = {
         "a": {"Service": "chat", "Meta": meta},
-        "a-sidecar-proxy": {"Service": "chat-sidecar-proxy", "Meta": meta},
+        "a-sidecar-proxy": {"Service": "chat-sidecar-proxy", "Meta": meta | {"weir_kind": "sidecar"}},
         "b": {"Service": "chat", "Meta": meta | {"lifecycle": "cold"}},
         "c": {"Service": "chat", "Meta": meta | {"slept_at": "?"}},
         "d": {"Service": "chat"},
     }
-    assert sleepers(services, "chat") == (Sleeper("a", "cpu", 7),)
+    assert sleepers(services) == (Sleeper("a", "cpu", 7, "h"),)
 
 
 STABLE = Member("us", "s0", "stable", "ready")

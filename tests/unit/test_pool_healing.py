@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from services.faults import DeviceLost, EngineFault, OutOfDeviceMemory, WakeFailed
 from services.lifecycle import State
-from services.pool.medic import FIRST_S, Medic
+from services.main import watched
+from services.pool.medic import Medic
+from services.pool.parts import PoolSettings
+from services.pool.watch import LONGEST_S, Watcher
+from tests.fakes.loop_clock import LoopClock
 from tests.fakes.sleepy_engine import Orders
 from tests.unit.pool_world import World, cards, lived, names, raises
 
@@ -211,12 +217,59 @@ def test_a_bug_of_ours_ends_in_quarantine_and_not_in_between() -> None:
     lived(test)
 
 
+FIRST_S = PoolSettings().heal_first_s
+
+
 async def nursed(it: World, seconds: float) -> None:
-    """The medic's rounds for so long."""
-    work = asyncio.ensure_future(Medic(it.pool, it.pool.parts.clock).run())
-    await asyncio.sleep(seconds)
-    work.cancel()
-    await asyncio.wait((work,))
+    """What an executor without Consul does by itself, for so long."""
+    async with AsyncExitStack() as stack:
+        watched(it.pool, None, it.pool.parts.clock, stack)
+        await asyncio.sleep(seconds)
+    await asyncio.sleep(0)
+
+
+def test_a_watcher_that_fails_says_so_and_goes_on_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    times: list[float] = []
+
+    async def look() -> None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) != 20:
+            raise KeyError("a bug")
+
+    async def test(_: World) -> None:
+        work = asyncio.ensure_future(Watcher("medic", look, 0.5).run(LoopClock()))
+        await asyncio.sleep(20 * LONGEST_S)
+        work.cancel()
+        await asyncio.wait((work,))
+
+    lived(test)
+    pauses = [round(b - a, 3) for a, b in pairwise(times)]
+    assert pauses[:3] == [1.0, 2.0, 4.0]
+    assert (max(pauses), pauses[19]) == (LONGEST_S, 0.5), "one good round and all is well again"
+    failed = [r for r in caplog.records if "the medic's round failed" in r.getMessage()]
+    assert len(failed) == len(times) - 1
+    assert failed[0].exc_info, "with its traceback"
+
+
+def test_a_verb_under_way_is_no_failed_try_of_the_medic() -> None:
+    async def test(it: World) -> None:
+        medic = Medic(it.pool, it.pool.parts.clock)
+        it.orders.on_start = raises(EngineFault("no memory"))
+        it.orders.close_s = 2.0
+        it.instance.failed("died")
+        assert not await medic.tick()
+        await asyncio.sleep(FIRST_S)
+        waking = asyncio.ensure_future(it.pool.wake())
+        await asyncio.sleep(0)
+        assert not await medic.tick(), "busy"
+        assert not (await waking).ok
+        it.orders.on_start = lambda _: None
+        assert not await medic.tick(), "it waits anew"
+        await asyncio.sleep(FIRST_S)
+        assert await medic.tick(), "and no longer than the first time"
+        assert it.state is State.RUNNING
+
+    lived(test)
 
 
 def test_an_engine_that_died_is_started_anew_once_everybody_has_noticed() -> None:

@@ -138,7 +138,7 @@ def test_beyond_eight_the_one_that_slept_longest_goes_cold_by_itself() -> None:
         orders = Orders(token_cost_ms=0)
         pool = await started(Renewable(lambda where: SleepyEngine(orders, where, 0)))
         agent = FakeAgent({f"i{n}": sleeper(200 + n) for n in range(MOST_ASLEEP)})
-        keeper = Keeper(pool, agent, SystemClock())
+        keeper = Keeper(pool, agent)
         assert not await keeper.tick(), "it doesn't sleep"
         await pool.sleep()
         agent.rows[WHO.instance] = sleeper(500)
