@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 from urllib.parse import quote
@@ -46,10 +46,20 @@ GOALS = {ALL: "<= 18.3 %", SOME: "<= 2.1 %"}
 
 @dataclass(slots=True)
 class Used:
-    """Seconds of one way in one round, for REQUESTS requests; wall: without what is sent afterwards."""
+    """Seconds of one way in one round: of each turn, and what sending its spans took at the end."""
 
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    sent_s: float = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """Of one request. The median turn, since what disturbs one turn says nothing of the others."""
+        return statistics.median(self.cpu) / TURN + self.sent_s / REQUESTS
+
+    @property
+    def wall_s(self) -> float:
+        return statistics.median(self.wall) / TURN
 
 
 Rounds = Sequence[Mapping[str, Used]]
@@ -101,10 +111,10 @@ async def _round(
     for mode in order:
         before, since = await _tell(http, ports, "mark"), time.perf_counter()
         await _requests(http, ports[mode], itertools.islice(numbers[mode], TURN))
-        used[mode].wall_s += time.perf_counter() - since
-        used[mode].cpu_s += (await _tell(http, ports, "mark"))["ended"] - before["begun"]
+        used[mode].wall.append(time.perf_counter() - since)
+        used[mode].cpu.append((await _tell(http, ports, "mark"))["ended"] - before["begun"])
     for mode in MODES:
-        used[mode].cpu_s += (await _tell(http, ports, f"flush?mode={quote(mode)}"))["took"]
+        used[mode].sent_s = (await _tell(http, ports, f"flush?mode={quote(mode)}"))["took"]
     return used
 
 
@@ -126,12 +136,12 @@ async def _requests(http: aiohttp.ClientSession, port: int, numbers: Iterator[in
 
 def rows(rounds: Rounds) -> list[dict[str, Any]]:
     """Of each way against `off`: added per cent, how sure that is, how far the rounds lie apart, µs."""
-    off = 1e6 * statistics.median(turn[OFF].cpu_s for turn in rounds) / REQUESTS
+    off = 1e6 * statistics.median(turn[OFF].cpu_s for turn in rounds)
     found = []
     for mode in (ALL, SOME, CONTROL):
         added = [100 * (turn[mode].cpu_s / turn[OFF].cpu_s - 1) for turn in rounds]
         slower = [100 * (turn[mode].wall_s / turn[OFF].wall_s - 1) for turn in rounds]
-        us = [1e6 * (turn[mode].cpu_s - turn[OFF].cpu_s) / REQUESTS for turn in rounds]
+        us = [1e6 * (turn[mode].cpu_s - turn[OFF].cpu_s) for turn in rounds]
         (low, high), (first, _, third) = interval(added), statistics.quantiles(added, n=4)
         name = f"CPU added per request, {mode}, median of {len(rounds)} rounds"
         found += [

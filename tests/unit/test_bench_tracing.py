@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from drills.bench_rows import from_mapping
-from tests.bench.bench_tracing import REQUESTS, Used, interval, rows
+from tests.bench.bench_tracing import TURN, Used, interval, rows
 from tests.bench.tracing_server import ALL, CONTROL, OFF, SOME
 
 ADDED = {OFF: 0.0, CONTROL: 0.0, ALL: 0.08, SOME: 0.01}
@@ -16,8 +16,8 @@ ADDED = {OFF: 0.0, CONTROL: 0.0, ALL: 0.08, SOME: 0.01}
 def test_what_slows_a_whole_round_changes_no_ratio() -> None:
     """Rounds that took up to four times as long as others, as on a busy machine."""
     chance = Random(1)
-    base = [chance.uniform(1, 4) * 1e-4 * REQUESTS for _ in range(20)]
-    rounds = [{mode: Used(cpu * (1 + more), cpu) for mode, more in ADDED.items()} for cpu in base]
+    base = [chance.uniform(1, 4) * 1e-4 * TURN for _ in range(20)]
+    rounds = [{mode: Used([cpu * (1 + more)], [cpu]) for mode, more in ADDED.items()} for cpu in base]
     found = {row.metric: row for row in map(from_mapping, rows(rounds))}
     for mode, more in ADDED.items():
         if mode != OFF:
