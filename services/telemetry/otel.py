@@ -27,8 +27,7 @@ from services.telemetry.trace import Attribute
 
 CLOSE_S = 2.0
 THREAD = "weir-traces"
-_SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-_UNSAMPLED = trace.TraceFlags(trace.TraceFlags.DEFAULT)
+_LOW: int = TraceIdRatioBased.TRACE_ID_LIMIT
 _NO_ERROR = trace.Status(trace.StatusCode.UNSET)
 _SCOPE = InstrumentationScope("weir.executor")
 
@@ -52,28 +51,36 @@ def otlp() -> SpanExporter:
 class OtelSpan:
     """A Span. What OpenTelemetry exports is made at its end, and only if somebody wants it.
 
-    ours: what others are told that it is. parent: None where the trace begins here.
+    parent: None where its trace begins here. kept: whether it is exported also without an error. The mappings
+    that come as attributes are taken as they are and must not change.
     """
 
-    __slots__ = ("_home", "attributes", "began_ns", "headers", "name", "ours", "parent")
+    __slots__ = ("_home", "_parts", "began_ns", "headers", "ids", "kept", "name", "parent")
 
     def __init__(
         self, home: OtelTracing, name: str, carried: Mapping[str, str], attributes: Mapping[str, Attribute]
     ) -> None:
         self._home: OtelTracing | None = home
-        self.name, self.began_ns, self.attributes = name, home.now_ns(), dict(attributes)
+        self.name, self.began_ns, self._parts = name, home.now_ns(), [attributes]
         came = propagation.incoming(carried)
-        self.parent = propagation.parent(came)
-        self.ours = home.child(self.parent)
-        self.headers = {**carried, **propagation.outgoing(came, self.ours, carried)}
+        self.parent = parent = None if came is None else propagation.parent(came)
+        self.ids = ids = home.new_ids(parent)
+        self.kept = kept = home.chosen(ids[0]) if parent is None else bool(parent.trace_flags.sampled)
+        if came is None:
+            self.headers = {**carried, propagation.PARENT: propagation.traceparent(ids, kept)}
+        else:
+            self.headers = {**carried, **propagation.outgoing(came, ids, kept, carried)}
+
+    @property
+    def attributes(self) -> dict[str, Attribute]:
+        return {name: value for part in self._parts for name, value in part.items()}
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
-        if self._home is not None:  # once it has ended they are the exporter's thread's
-            self.attributes.update(attributes)
+        self._parts.append(attributes)
 
     def end(self, error: str = "") -> None:
         home, self._home = self._home, None
-        if home is not None and (error or self.ours.trace_flags.sampled):
+        if home is not None and (self.kept or error):
             home.export(self, error)
 
 
@@ -88,25 +95,23 @@ class OtelTracing:
     def __init__(
         self, exporter: SpanExporter, share: float, resource: Mapping[str, str], clock: Clock | None = None
     ) -> None:
-        self._clock, self._ids, self._exporter = clock or SystemClock(), RandomIdGenerator(), exporter
+        self._clock, self._made, self._exporter = clock or SystemClock(), RandomIdGenerator(), exporter
         self._resource, self._limits = Resource.create(resource), SpanLimits()
         self._queue = BatchSpanProcessor(exporter)
-        self._bound = TraceIdRatioBased.get_bound_for_rate(share)
+        self._bound: int = TraceIdRatioBased.get_bound_for_rate(share)
 
     def begin(self, name: str, carried: Mapping[str, str], attributes: Mapping[str, Attribute]) -> OtelSpan:
         return OtelSpan(self, name, carried, attributes)
 
-    def child(self, parent: trace.SpanContext | None) -> trace.SpanContext:
-        """A span in its parent's trace, and kept if that is; where there is none, in a trace of its own."""
-        span_id = self._ids.generate_span_id()
-        if parent is not None:
-            flags = _SAMPLED if parent.trace_flags.sampled else _UNSAMPLED
-            return trace.SpanContext(parent.trace_id, span_id, False, flags, parent.trace_state)
-        trace_id = self._ids.generate_trace_id()
+    def new_ids(self, parent: trace.SpanContext | None) -> tuple[int, int]:
+        """Of a trace (the parent's, where there is one) and of a span in it."""
+        trace_id = self._made.generate_trace_id() if parent is None else parent.trace_id
+        return trace_id, self._made.generate_span_id()
+
+    def chosen(self, trace_id: int) -> bool:
         # By the trace's id, as OpenTelemetry's own sampler does: whoever samples the same share keeps the
         # same.
-        chosen = trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound
-        return trace.SpanContext(trace_id, span_id, False, _SAMPLED if chosen else _UNSAMPLED)
+        return trace_id & _LOW < self._bound
 
     def export(self, it: OtelSpan, error: str) -> None:
         """Hand one span that has ended to the exporter's queue."""
@@ -114,7 +119,7 @@ class OtelTracing:
         if error:
             attributes[genai.ERROR_TYPE] = error
             status = trace.Status(trace.StatusCode.ERROR, error)
-        ours = trace.SpanContext(it.ours.trace_id, it.ours.span_id, False, _SAMPLED, it.ours.trace_state)
+        ours = propagation.context(it.ids, it.parent, kept=True)
         self._queue.on_end(
             ReadableSpan(
                 it.name,

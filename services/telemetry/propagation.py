@@ -16,15 +16,21 @@ from opentelemetry.propagators.b3 import B3MultiFormat, B3SingleFormat
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 PARENT, BAGGAGE, B3, B3_TRACE, B3_SPAN = "traceparent", "baggage", "b3", "x-b3-traceid", "x-b3-spanid"
-_NOTHING = Context()
+_SAMPLED, _UNSAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED), trace.TraceFlags(trace.TraceFlags.DEFAULT)
+_ALL = frozenset({PARENT, BAGGAGE, B3, B3_TRACE})
 _W3C, _BAGGAGE = TraceContextTextMapPropagator(), W3CBaggagePropagator()
 _B3_SINGLE, _B3_MULTI = B3SingleFormat(), B3MultiFormat()
+Ids = tuple[int, int]
+"""Of a trace and a span."""
 
 
-def incoming(carried: Mapping[str, str]) -> Context:
-    """carried: header names in lower case. W3C comes last, and so wins, since it says more."""
-    context = _NOTHING
-    if _b3(carried):
+def incoming(carried: Mapping[str, str]) -> Context | None:
+    """carried: header names in lower case. None: no context among them. W3C comes last, and so wins, since it
+    says more."""
+    if _ALL.isdisjoint(carried):
+        return None
+    context = Context()
+    if B3 in carried or B3_TRACE in carried:
         context = _B3_MULTI.extract(_decided(carried), context)
     if PARENT in carried:
         context = _W3C.extract(carried, context)
@@ -35,30 +41,35 @@ def incoming(carried: Mapping[str, str]) -> Context:
 
 def parent(came: Context) -> trace.SpanContext | None:
     """Whose child a span of this context is; None where its trace begins here."""
-    said = trace.get_current_span(came).get_span_context() if came else None
-    return said if said and said.is_valid else None
+    said = trace.get_current_span(came).get_span_context()
+    return said if said.is_valid else None
 
 
-def outgoing(came: Context, ours: trace.SpanContext, carried: Mapping[str, str]) -> dict[str, str]:
-    """Headers for those that we ask: W3C always, B3 in the form in which it came."""
-    if not came and not _b3(carried):
-        return {PARENT: f"00-{ours.trace_id:032x}-{ours.span_id:016x}-{ours.trace_flags:02x}"}
-    context = trace.set_span_in_context(trace.NonRecordingSpan(ours), came)
+def context(ids: Ids, parent: trace.SpanContext | None, *, kept: bool) -> trace.SpanContext:
+    """What a span is, as its children see it."""
+    flags = _SAMPLED if kept else _UNSAMPLED
+    return trace.SpanContext(*ids, False, flags, None if parent is None else parent.trace_state)
+
+
+def traceparent(ids: Ids, kept: bool) -> str:
+    return f"00-{ids[0]:032x}-{ids[1]:016x}-{'01' if kept else '00'}"
+
+
+def outgoing(came: Context, ids: Ids, kept: bool, carried: Mapping[str, str]) -> dict[str, str]:
+    """Headers for those that we ask, where a context came: W3C always, B3 in the form in which it came."""
+    ours = trace.NonRecordingSpan(context(ids, parent(came), kept=kept))
+    told = trace.set_span_in_context(ours, came)
     headers: dict[str, str] = {}
-    _W3C.inject(headers, context)
+    _W3C.inject(headers, told)
     if BAGGAGE in carried:
-        _BAGGAGE.inject(headers, context)
+        _BAGGAGE.inject(headers, told)
     if B3 in carried:
-        _B3_SINGLE.inject(headers, context)
+        _B3_SINGLE.inject(headers, told)
     if B3_TRACE in carried:
-        _B3_MULTI.inject(headers, context)
+        _B3_MULTI.inject(headers, told)
         if B3_SPAN in carried:
             headers["x-b3-parentspanid"] = carried[B3_SPAN]
     return headers
-
-
-def _b3(carried: Mapping[str, str]) -> bool:
-    return B3 in carried or B3_TRACE in carried
 
 
 def _decided(carried: Mapping[str, str]) -> dict[str, str]:
