@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 
-from services.engine import FinishReason, GenerateRequest
+from services.engine import FinishReason, GenerateRequest, Token
 from services.faults import DeadlinePassed, EngineFault, Refused
 from services.instance import Instance
 from services.openai_fields import OVER, ApiError
@@ -39,8 +39,10 @@ class Generation:
         """One per token, at least one. Raises ApiError: 503 when another instance may do better, else what
         the fault says."""
         cut, watch, index = Cutter(self._job.stop), self._watch, self._index
-        made = self._it.engine.generate(self._job)
+        made: AsyncGenerator[Token, None] | None = None
         try:
+            # An engine that is closed refuses here already, before there is anything to iterate over.
+            made = self._it.engine.generate(self._job)
             async for token in made:
                 if self.tokens:
                     watch.token()
@@ -65,7 +67,8 @@ class Generation:
         except Exception as error:
             raise self._refusal(error) from error
         finally:
-            await made.aclose()
+            if made is not None:
+                await made.aclose()
             watch.ended(self.finish, self._it.engine.facts().name)
 
     def _refusal(self, error: Exception) -> ApiError:

@@ -40,6 +40,12 @@ def limits(facts: EngineFacts, how: BatchingSettings) -> Limits:
     )
 
 
+def fitting(size: int, max_tokens: int, it: Limits) -> int:
+    """A guessed size, cut to what is not refused: whether such a prompt fits, the server alone can say."""
+    most = min(it.context or UNLIMITED, it.blocks * it.block)
+    return max(0, min(size, most - max_tokens))
+
+
 def need(size: int, max_tokens: int, it: Limits, *, open_ended: bool = False) -> int:
     """Most KV blocks that a sequence ever holds. Raises Refused (400) for one that can never be served.
 

@@ -70,9 +70,10 @@ class Core(Generic[T]):
 
     def submit(self, ticket: T, now: float) -> None:
         """Raises Refused (429) when the queue is full."""
-        if self.queued >= self._how.queue_limit:
-            wait = retry_after_s(self.queued, self._drained.per_s(now))
-            message = f"{self.queued} requests are waiting already"
+        if self.full:
+            waiting = self.queued + self.delayed
+            wait = retry_after_s(waiting, self._drained.per_s(now))
+            message = f"{waiting} requests are waiting already"
             raise Refused(429, "queue_full", message, retry_after_s=wait)
         self._arrivals = ticket.number = self._arrivals + 1
         # A better class is worth so many seconds of waiting; beyond them the older one goes first.
@@ -101,6 +102,11 @@ class Core(Generic[T]):
     def has_room(self) -> bool:
         """Whether a place is free and nobody wants it."""
         return not self.queued and self.running < self.places
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody may wait any more, for a place or for another try: who backs off comes back."""
+        return self.queued + self.delayed >= self._how.queue_limit
 
     def finish(self, ticket: T, now: float) -> None:
         """It is over, whatever it was: place and KV are free, the queue forgets it. Fine to call twice."""

@@ -20,7 +20,8 @@ WAIT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
 @dataclass(frozen=True, slots=True)
 class BatchingSettings:
     """A batch leaves when batch_size requests wait or the oldest waited max_delay_ms; `concurrency` batches
-    at once. queue_limit: requests that may wait. classes: best first; a class is worth ageing_s of waiting
+    at once. queue_limit: requests that may wait, for a place or
+    for their next try. classes: best first; a class is worth ageing_s of waiting
     over the next, so that none starves. retries: of a request that failed before its first token, after
     backoff_base_s * backoff_factor ** n (at most backoff_max_s), up to `jitter` of it less. first_token_s,
     idle_s: a sequence that says nothing for longer is hung. min_batch: the cliff detector goes no lower.

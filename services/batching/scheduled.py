@@ -16,7 +16,7 @@ from functools import partial
 from random import Random
 
 from mesh.clock import Clock, SystemClock
-from services.batching.admission import backoff_s, limits, need
+from services.batching.admission import backoff_s, fitting, limits, need
 from services.batching.core import Core
 from services.batching.counts import extra, gather
 from services.batching.job import Job
@@ -81,7 +81,7 @@ class Scheduled:
                     await job.turn
                 job.inner = self.engine.generate(request)
                 try:
-                    while (token := await self._next(job)) is not None:
+                    while (token := await self._next(core, job)) is not None:
                         if token.finish is not None:
                             # Its place is the next one's now, not when the reader has read the last token.
                             await job.let_go()
@@ -137,9 +137,10 @@ class Scheduled:
     def _submitted(self, core: Core[Job], request: GenerateRequest) -> Job:
         try:
             self._check()
-            blocks = need(
-                self.engine.size(request), request.max_tokens, core.limits, open_ended=request.open_ended
-            )
+            size = self.engine.size(request)
+            if self.engine.facts().estimates and not request.prompt_ids:
+                size = fitting(size, request.max_tokens, core.limits)
+            blocks = need(size, request.max_tokens, core.limits, open_ended=request.open_ended)
             now = self._clock.monotonic()
             job = Job(blocks, self._ranks.get(request.tenant_class, len(self._ranks)), now)
             if request.deadline_s is not None:
@@ -166,7 +167,7 @@ class Scheduled:
         if self._asleep:
             raise Refused(503, "asleep", "this instance sleeps")
 
-    async def _next(self, job: Job) -> Token | None:
+    async def _next(self, core: Core[Job], job: Job) -> Token | None:
         """The next token; None: this try failed and another is allowed. Raises the fault otherwise."""
         how, now = self._how, self._clock.monotonic()
         try:
@@ -177,7 +178,7 @@ class Scheduled:
             raise
         except EngineFault as fault:
             job.tries += 1
-            if job.sent or job.tries > how.retries or isinstance(fault, NOT_RETRIED):
+            if job.sent or job.tries > how.retries or core.full or isinstance(fault, NOT_RETRIED):
                 raise
             return None
         self._governor.tokens += 1

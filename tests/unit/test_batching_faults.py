@@ -14,7 +14,7 @@ from services.batching import Scheduled
 from services.batching.scheduled import STUCK
 from services.engine import GenerateRequest, Token
 from services.engines.sim import SimEngine
-from services.faults import DeadlinePassed, DeviceLost, EngineDied, EngineFault, EngineHung
+from services.faults import DeadlinePassed, DeviceLost, EngineDied, EngineFault, EngineHung, Refused
 from services.sim_cost import SimOptions
 from tests.fakes.loop_clock import LoopClock
 from tests.unit.scheduled import (
@@ -82,6 +82,35 @@ def test_cancelled_or_late_between_two_tries_leaves_nothing() -> None:
         with pytest.raises(DeadlinePassed):
             await said(engine, dataclasses.replace(ASK, deadline_s=1))
         assert now() - start == pytest.approx(1)
+        assert empty(engine)
+
+    run(main())
+
+
+def test_who_backs_off_counts_as_waiting_and_where_nobody_may_wait_there_is_no_other_try() -> None:
+    async def main() -> None:
+        engine, _ = await made(
+            dataclasses.replace(PLAIN, fail_first=9), queue_limit=2, backoff_base_s=2, jitter=0
+        )
+        work = [asyncio.create_task(said(engine)) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        third = asyncio.create_task(said(engine))
+        await asyncio.sleep(0)
+        assert (engine.counts().backing_off, engine.counts().queued) == (2, 0)
+        with pytest.raises(Refused) as refused:
+            await third
+        assert refused.value.code == "queue_full"
+        await cancelled(*work)
+        assert empty(engine)
+
+    run(main())
+
+
+def test_a_fault_is_told_where_nobody_more_may_wait_for_another_try() -> None:
+    async def main() -> None:
+        engine, _ = await made(dataclasses.replace(PLAIN, oom_at_step=0), queue_limit=2)
+        ends = await asyncio.gather(*(said(engine) for _ in range(3)), return_exceptions=True)
+        assert sorted(type(end).__name__ for end in ends) == ["OutOfDeviceMemory", "list", "list"]
         assert empty(engine)
 
     run(main())

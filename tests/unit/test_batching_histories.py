@@ -66,7 +66,7 @@ class Histories(RuleBasedStateMachine):
     def submit(self, rank: int, blocks: int, due: float, count: int) -> None:
         for _ in range(count):
             one = Ticket(blocks, rank, self.now, self.now + due)
-            if self.it.queued >= self.how.queue_limit:  # more than that only by those that came back
+            if self.it.queued + self.it.delayed >= self.how.queue_limit:
                 with pytest.raises(Refused):
                     self.it.submit(one, self.now)
                 assert one.phase is Phase.NEW
@@ -95,8 +95,11 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), pause=st.floats(0, 2))
     def failed(self, data: st.DataObject, pause: float) -> None:
         one = data.draw(st.sampled_from(self.phase(Phase.PLACED)))
-        self.it.again(one, self.now + pause)
-        self.retried[one.number] = self.retried.get(one.number, 0) + 1
+        if self.it.full:  # no room to wait for another try: its fault is told
+            self.it.finish(one, self.now)
+        else:
+            self.it.again(one, self.now + pause)
+            self.retried[one.number] = self.retried.get(one.number, 0) + 1
         self.pump()
 
     @rule(level=st.integers(0, 3))
@@ -124,6 +127,7 @@ class Histories(RuleBasedStateMachine):
         assert it.delayed == len(self.phase(Phase.DELAYED))
         assert it.submitted == len(self.all) == it.finished + it.running + it.queued + it.delayed
         assert it.running <= it.limits.places
+        assert it.queued + it.delayed <= self.how.queue_limit, "those that back off count, and come back"
 
     def teardown(self) -> None:
         """All that are left get their turn: nobody was lost."""

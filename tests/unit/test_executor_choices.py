@@ -10,7 +10,7 @@ import pytest
 
 from services.engine import GenerateRequest, Token
 from services.engines.echo import Source
-from services.faults import BadLogits, OutOfDeviceMemory
+from services.faults import BadLogits, OutOfDeviceMemory, Refused
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import HANG, Scripted
 
@@ -121,6 +121,23 @@ def test_one_sequence_that_fails_ends_all_of_them() -> None:
 
     engine = Scripted(["a", "b", BadLogits("NaN")])
     served(test, engine=engine)
+
+
+class Closed(Scripted):
+    """It was closed after the request was checked (services/pool/renewable.py): there is no iterator."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
+        raise Refused(503, "engine_closed", "the instance sleeps or starts anew")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_engine_that_was_closed_meanwhile_is_a_503_in_openais_form(n: int, streams: bool) -> None:
+    async def test(it: Running) -> None:
+        status, said = await it.post(TEXT_PATH, TEXT | {"n": n, "stream": streams})
+        assert (status, said["error"]["code"]) == (503, "engine_closed")
+
+    served(test, engine=Closed())
 
 
 class OneFailing(Scripted):
