@@ -12,11 +12,10 @@ import logging
 import os
 import random
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mesh.clock import Clock, SystemClock
-from mesh.consul import register
 from mesh.consul.client import Consul
 from regions.cli.errors import UsageError
 from services import tenants_file
@@ -26,11 +25,11 @@ from services.checked import address
 from services.devices.claims import claimed, claims_folder
 from services.devices.door import MIG, Binding, Devices, find
 from services.devices.here import at_start
-from services.devices.host import CPU, host_id
+from services.devices.host import CPU
 from services.ending import Stop, goodbye, unless
 from services.engine import Engine
 from services.faults import DeviceLost
-from services.instance import Identity, Instance
+from services.instance import Instance
 from services.lifecycle import Lifecycle, State
 from services.listener import Listener
 from services.models.store import find as find_model
@@ -42,10 +41,10 @@ from services.pool.renewable import Renewable
 from services.pool.watch import watchers
 from services.registration import LEAVE_S, Drain, Registration, quiet
 from services.server import Edge, Server
+from services.settings import Settings, row
 from services.starting import refuse_taken, started, taken
 from services.telemetry import spans
 from services.telemetry.trace import from_environment
-from services.tenants import Tenants
 
 log = logging.getLogger("weir.executor")
 
@@ -53,56 +52,6 @@ ON_DEVICES = ("torch", "vllm")
 """Engines that run on a GPU where there is one."""
 HURRY_S = 0.5
 """Longest goodbye to Consul after the second SIGTERM."""
-_WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What `weir executor` is started with. Addresses are host:port; consul "" means: don't register.
-
-    device: uuid, "cpu", or "" for what is best. run_dir: folder for the snapshot of a sleeping instance.
-    device_memory: bytes of it to claim, 0 for none. tenants: None for those that ship.
-    """
-
-    identity: Identity
-    listen: str
-    sidecar: str
-    consul: str
-    token_sha256: str
-    stack: Stack
-    admin: str = ""
-    drain: Drain = field(default_factory=Drain)
-    debug: bool = False
-    device: str = ""
-    run_dir: str = ""
-    device_memory: int = 0
-    tenants: Tenants | None = None
-
-
-def row(settings: Settings) -> register.Instance:
-    """The registration that these settings ask for. Raises UsageError."""
-    who = settings.identity
-    host, port = address(settings.listen, "--listen")
-    if host in _WILDCARDS:
-        raise UsageError(f"--listen {settings.listen!r}", "no address others can call", "give the host's own")
-    sidecar_host, sidecar_port = address(settings.sidecar, "--sidecar")
-    return register.Instance(
-        service=who.service,
-        id=who.instance,
-        region=who.region,
-        zone=who.zone,
-        stage=who.stage,
-        version=who.version,
-        model=who.model,
-        tenant_class=who.tenant_class,
-        address=host,
-        port=port,
-        xds_token_sha256=settings.token_sha256,
-        sidecar_address=sidecar_host,
-        sidecar_port=sidecar_port,
-        admin=settings.admin,
-        host=host_id(),
-    )
 
 
 async def serve(settings: Settings) -> None:

@@ -22,6 +22,25 @@ from services.kv.sizes import parse_count, parse_size, show_size
 
 MOST_BYTES = 1 << 50
 """More than any device, or all of a rack, has."""
+Model = Annotated[str, typer.Option(help="A stored model, a folder, a config.json, or a published shape.")]
+Context = Annotated[str, typer.Option(help="Tokens per sequence, prompt and answer: 8192, 8K.")]
+OfDevice = Annotated[str, typer.Option(help="Of the device: 8GiB, 80GB.")]
+Weights = Annotated[
+    str, typer.Option(help="auto: counted from the files or the config; none: all memory is for KV; a size.")
+]
+Reserve = Annotated[str, typer.Option(help="Kept free for activations and graphs.")]
+Dtype = Annotated[
+    str, typer.Option(help="Type that the model runs in: auto (as published), fp32, bf16, fp16.")
+]
+KvDtype = Annotated[str, typer.Option(help="Of the cache: auto (as --dtype), fp32, bf16, fp16, fp8.")]
+Block = Annotated[int, typer.Option(help="Tokens per block.")]
+Window = Annotated[int, typer.Option(help="Sliding window in tokens; 0: keep all; -1: as the model says.")]
+Chunk = Annotated[
+    int, typer.Option(help="Prompt tokens that the engine computes in one step; counts beside a window.")
+]
+Sequences = Annotated[bool, typer.Option("--sequences", help="Also other contexts, by doubling.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
 app = typer.Typer(no_args_is_help=True, help="The KV cache: what a sequence costs and how many fit.")
 
 
@@ -32,31 +51,18 @@ def register(root: typer.Typer) -> None:
 
 @app.command("plan")
 def plan_(
-    model: Annotated[
-        str, typer.Option(help="A stored model, a folder, a config.json, or a published shape.")
-    ],
-    context: Annotated[str, typer.Option(help="Tokens per sequence, prompt and answer: 8192, 8K.")],
-    memory: Annotated[str, typer.Option(help="Of the device: 8GiB, 80GB.")],
-    weights: Annotated[
-        str,
-        typer.Option(help="auto: counted from the files or the config; none: all memory is for KV; a size."),
-    ] = "auto",
-    reserve: Annotated[str, typer.Option(help="Kept free for activations and graphs.")] = "0",
-    dtype: Annotated[
-        str, typer.Option(help="Type that the model runs in: auto (as published), fp32, bf16, fp16.")
-    ] = "auto",
-    kv_dtype: Annotated[
-        str, typer.Option(help="Of the cache: auto (as --dtype), fp32, bf16, fp16, fp8.")
-    ] = "auto",
-    block: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-    window: Annotated[
-        int, typer.Option(help="Sliding window in tokens; 0: keep all; -1: as the model says.")
-    ] = -1,
-    chunk: Annotated[
-        int, typer.Option(help="Prompt tokens that the engine computes in one step; counts beside a window.")
-    ] = 512,
-    sequences: Annotated[bool, typer.Option("--sequences", help="Also other contexts, by doubling.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    model: Model,
+    context: Context,
+    memory: OfDevice,
+    weights: Weights = "auto",
+    reserve: Reserve = "0",
+    dtype: Dtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    block: Block = 16,
+    window: Window = -1,
+    chunk: Chunk = 512,
+    sequences: Sequences = False,
+    as_json: AsJson = False,
 ) -> None:
     """How many sequences fit, and where it stops fitting. Exit 1 when not even one does."""
     runs_in = dtype if dtype == "auto" else _dtype("--dtype", dtype)
@@ -76,9 +82,7 @@ def plan_(
 
 
 @app.command("shapes")
-def shapes(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
+def shapes(as_json: AsJson = False) -> None:
     """The published shapes that `plan` knows by name."""
     rows = {name: shape_of(config) for name, config in PUBLISHED.items()}
     if as_json:

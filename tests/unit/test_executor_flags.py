@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from mesh.world.spec import WorldSpec
 from regions.cli.errors import UsageError
 from regions.load import default_dir, load_regions
 from services.cli import register
+from services.options import MEMORY, MESH, MODEL, QUEUE, SECOND, WHO, Told
 
 FIXED = {"--instance": "i", "--region": "r", "--listen": "127.0.0.1:1", "--engine": "sim"}
 NONSENSE = [
@@ -80,3 +82,15 @@ def test_the_world_starts_it_with_flags_it_knows() -> None:
             context = command.make_context("executor", list(argv))
             assert context.params["region"] == name
             assert context.params["xds_token_sha256"] == "ab" * 32
+
+
+def test_its_help_has_every_option_in_a_group() -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    app.callback()(lambda: None)
+    register(app)
+    text = CliRunner().invoke(app, ["executor", "--help"]).stdout
+    groups = {part.split("\n", 1)[0].rstrip(":"): part for part in text.split("\n\n") if "  --" in part}
+    assert list(groups) == [WHO, MODEL, SECOND, QUEUE, MESH, MEMORY, "Other"]
+    for field in fields(Told):
+        assert f"--{field.name.replace('_', '-')}" in text
+    assert "--max-delay-ms" in groups[QUEUE]
