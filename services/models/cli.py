@@ -85,5 +85,5 @@ def verify(model: ModelArgument, as_json: JsonOption = False) -> None:
     if as_json:
         emit_json({"model": model, **report})
         return
-    counts = f"{report['shards']} shard(s), {report['bytes']} bytes, {report['files']} other file(s) with sums"
-    typer.echo(f"{model}: {counts}, {report['verdict']}")
+    counted = f"{report['shards']} shard(s), {report['bytes']} bytes, {report['files']} files with sums"
+    typer.echo(f"{model}: {counted}, {report['verdict']}")
