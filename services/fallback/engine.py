@@ -1,7 +1,8 @@
 """The Engine that holds two of the same model: the primary answers, the secondary where a rule says so.
 
-Law: an error after the first token is never hidden; another model never answers. What went wrong first is
-what the client hears: when the secondary can't take over either, the primary's error comes through.
+Law: an error after the first token is never hidden; another model never answers. Each of the two is asked
+once at most. The second engine is help and no hurdle: what the primary would serve is served, and where
+neither can, the client hears the primary, unless that would call a passing trouble one for ever.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from services.faults import DeadlinePassed, EngineFault, Refused
 
 log = logging.getLogger("weir.fallback")
 
+NEVER = 400
+"""Status of a refusal that no waiting cures."""
 REMEMBERED = 4096
 """Reasons kept for `reason_of`, also a while after the answer ended."""
 
@@ -88,13 +91,15 @@ class FallbackEngine:
         return self._reasons.get(request_id, "")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
-        """Tokens of one of the two, all from the same. Raises what the primary raised, unless the secondary
-        was asked first or had begun."""
+        """Tokens of one of the two, all from the same. Raises the primary's error, or the secondary's once it
+        had begun.
+        """
         if not self._pair.started or self._pair.asleep:
             raise RuntimeError("the engine sleeps" if self._pair.asleep else "the engine was not started")
         arrived = self._clock.monotonic()
         choice, trimmed, fault = self._choose(request)
-        if choice.engine is Which.PRIMARY:
+        asked = choice.engine is Which.PRIMARY
+        if asked:
             begun = False
             try:
                 async with aclosing(self._pair.primary.generate(trimmed)) as tokens:
@@ -107,9 +112,40 @@ class FallbackEngine:
                 if choice.engine is Which.PRIMARY:
                     raise
                 fault = error
-        async with aclosing(self._second(request, choice, arrived, fault)) as rest:
+        if asked or fault is not None or self._pair.primary.stats().dead:
+            turns = self._second(request, choice, arrived, fault)
+        else:
+            turns = self._second_first(request, trimmed, choice, arrived)
+        async with aclosing(turns) as rest:
             async for token in rest:
                 yield token
+
+    async def _second_first(
+        self, request: GenerateRequest, trimmed: GenerateRequest, choice: Choice, arrived: float
+    ) -> AsyncGenerator[Token, None]:
+        """The secondary's answer; the primary, which is well, gives it where the secondary refuses or fails
+        before its first token."""
+        begun = False
+        try:
+            async with aclosing(self._second(request, choice, arrived, None)) as tokens:
+                async for token in tokens:
+                    begun = True
+                    yield token
+            return
+        except Exception as error:
+            if begun or isinstance(error, DeadlinePassed):
+                raise
+            trouble = error
+        self._take_back(request, choice.reason, trouble)
+        left = _in_the_time_left(trimmed, self._clock.monotonic() - arrived)
+        try:
+            async with aclosing(self._pair.primary.generate(left)) as tokens:
+                async for token in tokens:
+                    begun = True
+                    yield token
+        except Refused as refusal:
+            # It never fits here, and where it might fit it went wrong: that is what the client may try again.
+            raise (trouble if refusal.status == NEVER and not begun else refusal) from trouble
 
     async def _second(
         self, request: GenerateRequest, choice: Choice, arrived: float, fault: Exception | None
@@ -199,6 +235,16 @@ class FallbackEngine:
         after = f" after {_name(fault)}" if fault else ""
         level = logging.WARNING if loud else logging.INFO
         log.log(level, "%s: falls back: %s%s (%d so far)", request.request_id, reason, after, so_far)
+
+    def _take_back(self, request: GenerateRequest, reason: str, trouble: Exception) -> None:
+        """The primary answers after all: no header, no reason, and a count of its own."""
+        self._reasons.pop(request.request_id, None)
+        count = self._tally.by_reason[reason]
+        count.returned += 1
+        loud = count.returned & (count.returned - 1) == 0
+        text = "%s: %s sent it to the second engine, which can't (%s): back to the first (%d so far)"
+        level = logging.WARNING if loud else logging.INFO
+        log.log(level, text, request.request_id, reason, _name(trouble), count.returned)
 
     async def sleep(self, level: int = 1) -> None:
         """Both or none."""

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Count:
     """Of one reason. seconds: served by the secondary, summed over requests. switch_s: from the moment that
-    the reason was known to the request being at the secondary; first_s: to the secondary's first token."""
+    the reason was known to the request being at the secondary; first_s: to the secondary's first token.
+    failed: by the secondary, before or after its first token; returned: of those, answered by the primary
+    after all."""
 
     requests: int = 0
     active: int = 0
     failed: int = 0
+    returned: int = 0
     seconds: float = 0.0
     switch_s: float = 0.0
     first_s: float = 0.0
@@ -64,6 +67,7 @@ class Tally:
             found[f"weir_fallback_requests_total{label}"] = float(count.requests)
             found[f"weir_fallback_active{label}"] = float(count.active)
             found[f"weir_fallback_failed_total{label}"] = float(count.failed)
+            found[f"weir_fallback_returned_total{label}"] = float(count.returned)
             found[f"weir_fallback_seconds_total{label}"] = count.seconds
             found[f"weir_fallback_switch_seconds_total{label}"] = count.switch_s
             found[f"weir_fallback_first_token_seconds_total{label}"] = count.first_s
