@@ -7,7 +7,7 @@ What goes wrong is raised as one of services/faults.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -39,7 +39,8 @@ class GenerateRequest:
     gives the same tokens on a deterministic engine. temperature 0: greedy. sample: 0-based index where a
     client asked for n > 1. deadline_s: seconds from now after which the answer is worthless; None means no
     deadline. tenant_class: its name (services/tenants.py); it decides the order in queues. ignore_eos: go
-    on to max_tokens. open_ended: the client named no length; max_tokens is what the door made of that.
+    on to max_tokens. open_ended: the client named no length; max_tokens is what the door made of that, for
+    who must put something aside, and an engine that can do without it need not stop there.
     """
 
     request_id: str
@@ -85,7 +86,8 @@ class EngineFacts:
     kv_block: tokens per block. continuous: a sequence may join while others run. sleep_levels: those it
     has. weights_bytes: on the device. device: "cpu", "cuda:0", or "" for no device of its own. kv_window:
     tokens that every layer looks back at and keeps, 0: all of them; kv_chunk: prompt tokens that it writes in
-    one step, which come on top of a window.
+    one step, which come on top of a window. estimates: `size` of a text is a guess: good for choosing and
+    for putting memory aside, while nothing may be refused or cut short by it.
     """
 
     name: str
@@ -100,6 +102,7 @@ class EngineFacts:
     device: str = ""
     kv_window: int = 0
     kv_chunk: int = 1
+    estimates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,9 @@ class EngineStats:
 
     running, waiting: sequences. kv_used: share of the KV cache in use, 0..1. tokens, prompt_tokens,
     preemptions: since start. dead: why it is broken for good, or empty. fragmentation: share of reserved
-    device memory that nothing uses, 0..1. memory_bytes: of the device, held now. capacity: share of its
-    normal throughput that it believes to have (1.0 unless the cliff detector says otherwise).
+    device memory that nothing uses, 0..1; 0 where the engine can't tell. memory_bytes: of the device, held
+    now. capacity: share of its normal throughput that it believes to have (1.0 unless the cliff detector says
+    otherwise). named: what the server behind it says in its own load report, by the names it has there.
     """
 
     running: int = 0
@@ -123,6 +127,7 @@ class EngineStats:
     fragmentation: float = 0.0
     memory_bytes: int = 0
     capacity: float = 1.0
+    named: Mapping[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -138,8 +143,9 @@ class Engine(Protocol):
         """Good from `start` on."""
 
     def size(self, request: GenerateRequest) -> int:
-        """Prompt tokens as this engine counts them; 0 where only the upstream server can tell. Raises Refused
-        (400) for ids outside the vocabulary and the like. Cheap: it is called before anything is queued."""
+        """Prompt tokens as this engine counts them; ids exactly, a text too unless facts say `estimates`.
+        Raises Refused (400) for ids outside the vocabulary and the like. Cheap: it is called on the loop,
+        more than once, before anything is queued."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         """Tokens of one sequence, as they are made. Closing the iterator cancels and frees slot and KV."""

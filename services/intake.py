@@ -1,7 +1,7 @@
 """From a checked request to the sequences that an engine is to make.
 
 Law: no work is done here, and none is refused later for what can be known now: context, ids, a deadline that
-has passed. Chance is an argument.
+has passed. What is only guessed refuses nothing and shortens nothing. Chance is an argument.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def jobs(
             ignore_eos=ask.ignore_eos,
             open_ended=ask.max_tokens is None,
         )
-        tokens = _room(ask, prompt, engine.size(job), facts)
+        size = engine.size(job)
+        tokens = (_likely if facts.estimates and not prompt.ids else _room)(ask, prompt, size, facts)
         for sample in range(ask.n):
             name = f"{identity}-{len(made)}" if ask.choices > 1 else identity
             made.append(replace(job, request_id=name, max_tokens=tokens, sample=sample))
@@ -59,23 +60,41 @@ def jobs(
 
 
 def _room(ask: Ask, prompt: Prompt, size: int, facts: EngineFacts) -> int:
-    """How many tokens this sequence may have. Raises ApiError (400) where the context is too short."""
+    """How many tokens this sequence may have, size being known. As with vLLM (get_max_tokens in 0.32), who
+    asks for more than is left behind the prompt gets what is left. Raises ApiError (400) where that is
+    nothing, or where even an empty prompt would leave less than was asked for."""
     context, field = facts.context, "messages" if prompt.messages else "prompt"
+    asked = _asked(ask, context)
     if not context:
-        return ask.max_tokens or UNKNOWN_CONTEXT_TOKENS
+        return asked or UNKNOWN_CONTEXT_TOKENS
     left = context - size
     if left < 1:
         raise _too_long(f"{field} has {size} tokens; the context is {context}, answer included", field)
-    if ask.max_tokens is None:
-        # With a window the cache is no bound: what falls behind is given back.
-        cache = context if facts.kv_window else facts.kv_tokens // facts.kv_block * facts.kv_block or context
-        return max(1, min(left, cache - size, UNSAID_TOKENS))
-    if ask.max_tokens > left:
-        raise _too_long(
-            f"{field} has {size} tokens and max_tokens is {ask.max_tokens}; the context is {context}",
-            "max_tokens",
-        )
-    return ask.max_tokens
+    return min(asked, left) if asked else max(1, min(left, _cache(facts) - size, UNSAID_TOKENS))
+
+
+def _likely(ask: Ask, _: Prompt, size: int, facts: EngineFacts) -> int:
+    """The same, size being a guess: the length as asked, for the server to judge; for one that wasn't named,
+    a bound that the scheduler can count with."""
+    context = facts.context
+    if asked := _asked(ask, context):
+        return asked
+    least = min(context, UNKNOWN_CONTEXT_TOKENS) or UNKNOWN_CONTEXT_TOKENS
+    return max(least, min(context - size, _cache(facts) - size, UNSAID_TOKENS))
+
+
+def _asked(ask: Ask, context: int) -> int:
+    """0: no length was named. Raises ApiError."""
+    if ask.max_tokens is not None and 0 < context < ask.max_tokens:
+        raise _too_long(f"max_tokens is {ask.max_tokens}; the context is {context}", "max_tokens")
+    return ask.max_tokens or 0
+
+
+def _cache(facts: EngineFacts) -> int:
+    """Tokens that one sequence may have in the KV cache. With a window it is no bound: what falls behind is
+    given back."""
+    whole = facts.kv_tokens // facts.kv_block * facts.kv_block
+    return facts.context if facts.kv_window or not whole else whole
 
 
 def _too_long(message: str, field: str) -> ApiError:

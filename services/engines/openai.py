@@ -98,8 +98,8 @@ class OpenAiEngine:
 
     def __init__(self, options: OpenAiOptions, model: str, target: Target, clock: Clock) -> None:
         self._options, self._clock = options, clock
-        self._client = Upstream(target)
-        self._facts = EngineFacts(NAME, model, sleep_levels=())
+        self._client = Upstream(target, clock)
+        self._facts = EngineFacts(NAME, model, sleep_levels=(), estimates=True)
         self._started = self._closed = False
         self._running = self._tokens = self._prompt_tokens = 0
         self._gone: asyncio.Task[None] | None = None
@@ -120,8 +120,8 @@ class OpenAiEngine:
         return self._facts
 
     def size(self, request: GenerateRequest) -> int:
-        """Ids are counted; a text, only the server can."""
-        return len(request.prompt_ids)
+        """Ids are counted, a text is guessed: services/upstream/size.py."""
+        return self._client.ruler.size(request)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         """Tokens as the server sends them. Raises Refused and EngineFault as services/upstream/verdict.py
@@ -159,6 +159,7 @@ class OpenAiEngine:
             tokens=self._tokens,
             prompt_tokens=self._prompt_tokens,
             capacity=0.0 if self._gone is not None else 1.0,
+            named=self._client.load(),
         )
 
     async def close(self) -> None:

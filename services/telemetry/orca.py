@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from services.engine import EngineFacts, EngineStats
 
 HEADER = "endpoint-load-metrics"
-NAMED = "named_metrics."
+NAMED, KV = "named_metrics.", "kv_cache_usage_perc"
 SAMPLE_S = 0.5
 """CPU time and rates are read at most so often; an answer costs nothing but the writing."""
 WINDOW_S = 10.0
@@ -86,7 +86,8 @@ def utilization(facts: EngineFacts, stats: EngineStats, in_flight: int) -> float
 
 def report(facts: EngineFacts, stats: EngineStats, in_flight: int, rates: Rates) -> str:
     """The header's value."""
-    values: Mapping[str, float] = {
+    stats = _with_upstream_s_cache(facts, stats)
+    ours = {
         "cpu_utilization": rates.cpu,
         "application_utilization": max(_LEAST, utilization(facts, stats, in_flight)),
         # The answer that carries this is one more.
@@ -94,10 +95,18 @@ def report(facts: EngineFacts, stats: EngineStats, in_flight: int, rates: Rates)
         "eps": rates.errors,
         f"{NAMED}requests_in_flight": in_flight,
         f"{NAMED}queue": stats.waiting,
-        f"{NAMED}kv_cache_usage_perc": stats.kv_used,
+        f"{NAMED}{KV}": stats.kv_used,
     }
+    # What a server behind says besides; of the same name, ours is newer and counts those who wait here too.
+    values = {f"{NAMED}{name}": value for name, value in stats.named.items()} | ours
     parts = (f"{name}={_bounded(value):.4g}" for name, value in values.items() if not math.isnan(value))
     return "TEXT " + ", ".join(parts)
+
+
+def _with_upstream_s_cache(facts: EngineFacts, stats: EngineStats) -> EngineStats:
+    """Where the engine has no KV cache that it knows of, the server's word on its own is all there is."""
+    told = stats.named.get(KV)
+    return stats if facts.kv_tokens or told is None else replace(stats, kv_used=told)
 
 
 def _bounded(value: float) -> float:

@@ -22,7 +22,7 @@ _LOST = ("abort", "error")
 
 
 class Answer:
-    """One answer. engine: its name, for the tokens. max_tokens: as asked. begun: a token was given out."""
+    """One answer. engine: its name, for the tokens. max_tokens: as asked, 0: not at all. tokens: so far."""
 
     def __init__(self, engine: str, max_tokens: int) -> None:
         self._engine, self._max = engine, max_tokens
@@ -43,6 +43,8 @@ class Answer:
         self._count(body)
         choices = body.get("choices")
         if not isinstance(choices, list):
+            raise EngineFault(f"the server sent what is no answer: {data[:200]!r}")
+        if choices and not isinstance(choices[0], dict):
             raise EngineFault(f"the server sent what is no answer: {data[:200]!r}")
         return self._choice(choices[0]) if choices else []
 
@@ -70,9 +72,9 @@ class Answer:
     def _choice(self, choice: dict[str, Any]) -> list[Token]:
         self._prompt_ids(choice)
         delta = choice.get("delta")
-        text = (delta.get("content") if isinstance(delta, dict) else choice.get("text")) or ""
-        made = self._steps(text, choice.get("token_ids"))
-        reason = choice.get("finish_reason")
+        text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+        made = self._steps(text if isinstance(text, str) else "", choice.get("token_ids"))
+        reason = str(choice.get("finish_reason") or "")
         if reason in _LOST:
             raise EngineFault(f"the server gave the sequence up: {reason}")
         if reason:
@@ -96,7 +98,7 @@ class Answer:
         out = [self._held] if self._held is not None and made else []
         self._held = None if made else self._held
         self.tokens += len(made)
-        if made and (self._finish is not None or self.tokens >= self._max):
+        if made and (self._finish is not None or 0 < self._max <= self.tokens):
             self._held = made.pop()
         return out + made
 
@@ -104,7 +106,7 @@ class Answer:
 def _document(data: str) -> dict[str, Any]:
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise EngineFault(f"the server sent what is no answer: {data[:200]!r}")
@@ -117,7 +119,8 @@ def _told(error: Any) -> EngineFault:
     said = error if isinstance(error, dict) else {"message": str(error)}
     message = str(said.get("message") or "no reason given")[:500]
     if str(said.get("code")) == "400":
-        return Refused(400, "invalid_request", message, param=said.get("param"))
+        param = said.get("param")
+        return Refused(400, "invalid_request", message, param=param if isinstance(param, str) else None)
     return EngineFault(f"the server failed: {message}")
 
 

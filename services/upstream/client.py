@@ -15,18 +15,25 @@ from typing import Any
 
 import aiohttp
 
+from mesh.clock import Clock, SystemClock
 from services.engine import GenerateRequest, Token
 from services.faults import EngineFault, EngineHung
 from services.telemetry.outgoing import outgoing_headers
+from services.upstream import orca
 from services.upstream.answer import Answer
 from services.upstream.request import wire
+from services.upstream.size import Ruler
 from services.upstream.sse import BadStream, Events
 from services.upstream.verdict import verdict
 
 MAX_ERROR = 64 * 1024
 """Bytes of an error's body that are read."""
+ERROR_S = 2.0
+"""How long an error's body may take: its status says most of it."""
 LINGER_S = 0.25
 """How long to wait for the end of a body whose last event has come: then the connection can be used again."""
+FRESH_S = 10.0
+"""A load report older than this tells nothing any more."""
 OK = 200
 
 
@@ -53,10 +60,14 @@ class Target:
 
 
 class Upstream:
-    """A client of one server; `close` it. `target` may be replaced while nothing runs."""
+    """A client of one server; `close` it. `target` may be replaced while nothing runs. ruler: how long its
+    prompts are, by what it has counted so far."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, clock: Clock | None = None) -> None:
+        self.target, self.ruler = target, Ruler()
+        self._clock = clock or SystemClock()
+        self._report: dict[str, float] = {}
+        self._reported = 0.0
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -66,6 +77,11 @@ class Upstream:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    def load(self) -> Mapping[str, float]:
+        """Named metrics of the load report that came last; empty where none came lately."""
+        fresh = self._report and self._clock.monotonic() - self._reported < FRESH_S
+        return self._report if fresh else {}
 
     def _http(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -91,12 +107,13 @@ class Upstream:
         """Tokens as they come, the last one with why it ended. Raises EngineFault."""
         it = self.target
         path, body = wire(request, it.model, token_ids=it.token_ids)
-        answer = Answer(it.engine, request.max_tokens)
+        answer = Answer(it.engine, int(body.get("max_tokens", 0)))
         limit = aiohttp.ClientTimeout(total=None, sock_connect=it.connect_s, sock_read=it.token_s)
-        headers = {"x-request-id": request.request_id, **outgoing_headers(request.request_id)}
+        headers = {"x-request-id": request.request_id, **outgoing_headers(request.request_id), **orca.ASK}
         async with self._faults(f"POST {path}", answer):
             sent = self._http().post(it.base_url + path, json=body, timeout=limit, headers=headers)
             async with sent as response:
+                self._hear(response)
                 if response.status != OK:
                     raise verdict(response.status, response.headers, await _start_of(response))
                 events = Events()
@@ -107,7 +124,13 @@ class Upstream:
                     if answer.done:
                         break
                 await _finish(response)
-        yield answer.end()
+        last = answer.end()
+        self.ruler.learn(request, answer.prompt_tokens)
+        yield last
+
+    def _hear(self, response: aiohttp.ClientResponse) -> None:
+        if report := orca.named(response.headers):
+            self._report, self._reported = report, self._clock.monotonic()
 
     @contextlib.asynccontextmanager
     async def _faults(self, what: str, answer: Answer | None = None) -> AsyncIterator[None]:
@@ -137,7 +160,15 @@ def _headers(key: str) -> Mapping[str, str]:
 
 
 async def _start_of(response: aiohttp.ClientResponse) -> str:
-    return (await response.content.read(MAX_ERROR)).decode("utf-8", "replace")
+    """Of the body, as far as it comes: one that breaks off or hangs is the same answer all the same."""
+    body = b""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(ERROR_S):
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) >= MAX_ERROR:
+                    break
+    return body[:MAX_ERROR].decode("utf-8", "replace")
 
 
 async def _finish(response: aiohttp.ClientResponse) -> None:

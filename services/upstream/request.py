@@ -17,11 +17,11 @@ _SEEDS = 2**63
 def wire(request: GenerateRequest, model: str, *, token_ids: bool) -> tuple[str, dict[str, Any]]:
     """(path, body). model: as the server calls it. token_ids: ask for the ids of prompt and tokens.
 
-    The answer is always streamed: only so can a client that goes away be noticed in the middle.
+    The answer is always streamed: only so can a client that goes away be noticed in the middle. A length that
+    the client didn't name isn't named here either: the server knows what its context leaves.
     """
     body: dict[str, Any] = {
         "model": model,
-        "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
         # Choices of one request differ by seed: asked one by one they would all be the same.
@@ -29,6 +29,9 @@ def wire(request: GenerateRequest, model: str, *, token_ids: bool) -> tuple[str,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    # A completion that doesn't say gets 16 by OpenAI's API: what is open-ended there is a chat.
+    if not (request.open_ended and request.messages):
+        body["max_tokens"] = request.max_tokens
     if request.stop:
         body["stop"] = list(request.stop)
     if request.ignore_eos:

@@ -41,7 +41,7 @@ def _error(body: str) -> dict[str, Any]:
     """OpenAI's form {"error": {…}}; some servers leave the outer one away, or say a text."""
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(document, dict):
         return {}

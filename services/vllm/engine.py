@@ -19,6 +19,7 @@ from mesh.tools import cache_dir
 from services.engine import EngineFacts, EngineStats, GenerateRequest, Token
 from services.faults import EngineDied, EngineFault, Refused
 from services.upstream.client import ConnectionLost, Target, Upstream
+from services.upstream.size import Ruler
 from services.vllm.install import interpreter
 from services.vllm.memory import Meter, meter
 from services.vllm.process import ServerProcess, free_port
@@ -61,7 +62,7 @@ class VllmEngine:
     ) -> None:
         self._options, self._model, self._folder, self._clock = options, model, folder, clock
         self._measure = measure
-        self._facts = EngineFacts(NAME, model, sleep_levels=())
+        self._facts = EngineFacts(NAME, model, sleep_levels=(), estimates=True)
         self._started = self._closed = False
         self._open = 0
         self._it: Serving | None = None
@@ -97,7 +98,8 @@ class VllmEngine:
     def _serving(self, what: Plan, port: int, *, gpu: bool) -> Serving:
         o = self._options
         base = f"http://127.0.0.1:{port}"
-        client = Upstream(Target(NAME, base, model=self._model, token_ids=True, token_s=o.token_s))
+        target = Target(NAME, base, model=self._model, token_ids=True, token_s=o.token_s)
+        client = Upstream(target, self._clock)
         file = Path(o.log) if o.log else cache_dir() / "vllm" / f"server-{port}.log"
         process = ServerProcess(what.argv, what.env, file, self._clock)
         level = in_thread(self._measure(gpu, o.device), lambda: process.pid)
@@ -117,14 +119,15 @@ class VllmEngine:
             sleep_levels=LEVELS if what.sleep else (),
             weights_bytes=sum(p.stat().st_size for kind in WEIGHTS for p in self._folder.glob(kind)),
             device=device,
+            estimates=True,
         )
 
     def facts(self) -> EngineFacts:
         return self._facts
 
     def size(self, request: GenerateRequest) -> int:
-        """Ids are counted; a text, only the server can."""
-        return len(request.prompt_ids)
+        """Ids are counted, a text is guessed: services/upstream/size.py."""
+        return (self._it.client.ruler if self._it else Ruler()).size(request)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Token, None]:
         """Tokens of one sequence. Raises EngineDied when the server is gone, what
@@ -184,6 +187,9 @@ class VllmEngine:
             preemptions=f.preemptions,
             dead=it.dead,
             memory_bytes=it.rest.memory.held if it.process.pid else 0,
+            # vLLM's load report is two gauges, on unstreamed answers alone, which ours never are. One of them
+            # is kv_used above; this is the other, by its name there.
+            named={"num_requests_waiting": float(f.waiting), **it.client.load()},
         )
 
     def upstream_metrics(self) -> str:

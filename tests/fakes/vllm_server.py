@@ -73,12 +73,12 @@ class Server:
             headers = {"Retry-After": "7"} if how.status == 429 else None
             return error(how.status, "as ordered", headers=headers)
         body = await request.json()
-        if refused := self.refuse(body):
-            return refused
         prompt = prompt_ids(body, chat)
-        if len(prompt) + body["max_tokens"] > self.context:
-            text = f"max_tokens={body['max_tokens']} cannot be greater than max_model_len={self.context}."
-            return error(400, text, "max_tokens")
+        if refused := self.refuse(body, len(prompt)):
+            return refused
+        # A completion that doesn't say is one of 16; a chat gets what is left (get_max_tokens).
+        asked = body.get("max_tokens", self.context if chat else 16)
+        body["max_tokens"] = min(asked, self.context - len(prompt))
         self.waiting += 1
         try:
             await self.awake.wait()
@@ -94,11 +94,22 @@ class Server:
             self.kv = self.kv if self.running else 0
             self.slots.release()
 
-    def refuse(self, body: dict[str, Any]) -> web.Response | None:
+    def refuse(self, body: dict[str, Any], prompt: int) -> web.Response | None:
+        """The length asked for may go beyond what the prompt leaves, not beyond the whole context."""
         if body.get("model") != self.model:
             return error(404, f"The model `{body.get('model')}` does not exist.", "model")
         if body.get("max_tokens", 16) < 1:
             return error(400, f"max_tokens must be at least 1, got {body['max_tokens']}.", "max_tokens")
+        if body.get("max_tokens", 16) > self.context:
+            text = f"max_tokens={body['max_tokens']} cannot be greater than max_model_len={self.context}."
+            return error(400, f"{text} Please request fewer output tokens.", "max_tokens")
+        if prompt > self.context:
+            text = (
+                f"This model's maximum context length is {self.context} tokens. However, your prompt contains"
+            )
+            return error(400, f"{text} {prompt} input tokens, which exceeds this limit", "input_tokens")
+        if prompt == self.context:
+            return error(400, "max_tokens must be at least 1, got 0.", "max_tokens")
         ids = body.get("prompt")
         if isinstance(ids, list) and any(not 0 <= one < lm.VOCABULARY for one in ids):
             return error(400, f"Token id {max(ids)} is out of vocabulary")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.engine import EngineFacts, EngineStats, GenerateRequest, Token
+from services.engine import EngineStats, GenerateRequest, Token
 from services.faults import (
     BadLogits,
     DeadlinePassed,
@@ -213,77 +213,6 @@ def test_a_deadline_that_has_passed_is_refused_before_work(said: str) -> None:
     async def test(it: Running) -> None:
         assert (await it.post(TEXT_PATH, TEXT, {"x-weir-deadline-ms": said}))[0] == 408
         assert not engine.seen
-
-    served(test, engine=engine)
-
-
-# -- the context ----------------------------------------------
-
-SHORT = EngineFacts("scripted", "echo-1", context=20)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (TEXT_PATH, TEXT | {"prompt": "x" * 20}, "prompt"),
-        (TEXT_PATH, TEXT | {"prompt": "x" * 500}, "prompt"),
-        (TEXT_PATH, TEXT | {"prompt": [1] * 20}, "prompt"),
-        (TEXT_PATH, TEXT | {"max_tokens": 19}, "max_tokens"),
-        (TEXT_PATH, TEXT | {"prompt": ["hi", "x" * 30]}, "prompt"),
-        (CHAT_PATH, CHAT | {"messages": [{"role": "user", "content": "x" * 30}]}, "messages"),
-    ],
-)
-def test_what_the_context_can_not_hold_is_refused_before_work(
-    path: str, body: dict[str, Any], param: str
-) -> None:
-    engine = Scripted(["a"], facts=SHORT)
-
-    async def test(it: Running) -> None:
-        status, said = await it.post(path, body)
-        assert (status, said["error"]["code"]) == (400, "context_length_exceeded")
-        assert said["error"]["param"] == param
-        assert not engine.seen
-
-    served(test, engine=engine)
-
-
-def test_a_chat_that_names_no_limit_gets_what_the_context_leaves() -> None:
-    async def test(it: Running) -> None:
-        plain = {"messages": CHAT["messages"]}
-        assert (await it.post(CHAT_PATH, plain))[0] == 200
-        assert engine.seen[0].max_tokens == 20 - len("user: hi")
-        assert engine.seen[0].messages[0].content == "hi"
-        async with it.http.get(it.base + "/v1/models") as answer:
-            assert (await answer.json())["data"][0]["max_model_len"] == 20
-
-    engine = Scripted(["a"], facts=SHORT)
-    served(test, engine=engine)
-
-
-@pytest.mark.parametrize(
-    ("context", "kv_tokens", "given"),
-    [(20, 0, 12), (20, 16, 8), (20, 19, 8), (20, 8, 1), (10**6, 0, 4096), (10**6, 3200, 3192), (0, 0, 256)],
-)
-def test_what_it_gets_is_bounded_by_cache_and_by_courtesy(context: int, kv_tokens: int, given: int) -> None:
-    """The text user: hi is 8 tokens here, and a block is 16."""
-    block = 16 if kv_tokens >= 16 else 1
-    facts = EngineFacts("scripted", "echo-1", context=context, kv_tokens=kv_tokens, kv_block=block)
-    engine = Scripted(["a"], facts=facts)
-
-    async def test(it: Running) -> None:
-        assert (await it.post(CHAT_PATH, {"messages": CHAT["messages"]}))[0] == 200
-        assert engine.seen[0].max_tokens == given
-
-    served(test, engine=engine)
-
-
-def test_where_the_engine_keeps_a_window_the_cache_is_no_bound() -> None:
-    facts = EngineFacts("scripted", "echo-1", context=1000, kv_tokens=64, kv_window=16, kv_chunk=8)
-    engine = Scripted(["a"], facts=facts)
-
-    async def test(it: Running) -> None:
-        assert (await it.post(CHAT_PATH, {"messages": CHAT["messages"]}))[0] == 200
-        assert engine.seen[0].max_tokens == 1000 - len("user: hi")
 
     served(test, engine=engine)
 

@@ -73,7 +73,7 @@ def test_an_answer_by_the_second_engine_says_so_and_both_queues_are_counted() ->
             where = {"role": role, "engine": engine, "region": "westeurope"}
             assert it.sample("weir_batching_submitted_total", **where) == 1
             assert it.sample("vllm:request_queue_time_seconds_count", **where) == 1
-        too_long = TEXT | {"max_tokens": 90, "prompt": "x" * 20}
+        too_long = TEXT | {"max_tokens": 101, "prompt": "x" * 20}
         assert (await it.post(TEXT_PATH, too_long))[0] == 400
         text = await it.metrics()
         assert "weir_engine_batching" not in text
