@@ -19,6 +19,7 @@ from services.telemetry.outgoing import Carrying
 from services.vllm.process import free_port
 from tests.contract.engine_suite import answer, until
 from tests.unit.executor import TEXT_PATH, running
+from tests.virtual import leap, run_leaping
 
 pytestmark = pytest.mark.real
 ASK = GenerateRequest("r-1", "hello", 4)
@@ -79,7 +80,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def engine(self, served: str = "m", **options: str) -> AsyncIterator[Any]:
-        it = make(served, {"base_url": f"http://127.0.0.1:{self.port}", "start_s": "5"} | options)
+        it = make(served, {"base_url": f"http://127.0.0.1:{self.port}", "start_s": "20"} | options)
         try:
             await it.start()
             yield it
@@ -218,7 +219,7 @@ def test_a_client_that_goes_is_told_to_the_server() -> None:
             await anext(made)
             assert not server.gone.is_set()
             await made.aclose()
-            await asyncio.wait_for(server.gone.wait(), 10)
+            await asyncio.wait_for(server.gone.wait(), 30)
             assert engine.stats().running == 0
 
     asyncio.run(main())
@@ -256,11 +257,14 @@ def test_silence_is_a_hang() -> None:
     async def main() -> None:
         server = Server()
         server.chunks, server.hang = whole("a")[:1], True
-        async with server.up(), server.engine(token_s="0.3") as engine:
+        async with server.up(), server.engine(token_s="60") as engine:
+            made = engine.generate(ASK)
+            await anext(made)
+            leap(60)
             with pytest.raises(EngineHung, match="after 1 tokens"):
-                await answer(engine, ASK)
+                await anext(made)
 
-    asyncio.run(main())
+    run_leaping(main())
 
 
 @pytest.mark.parametrize("raw", [b"data: \xff\xfe\n\n", b"data: {}\n\n", b"data: [1]\n\n"])

@@ -21,6 +21,7 @@ from tests.contract.executor_process import until as wait_until
 from tests.contract.vllm_stand_in import ASK, family, started
 from tests.fakes.vllm_python import fake_python
 from tests.fakes.vllm_wire import ORDERS
+from tests.virtual import leap, run_leaping
 
 pytestmark = pytest.mark.real
 
@@ -66,22 +67,27 @@ def test_what_it_answers_instead(tmp_path: Path, orders: Orders, status: int, ki
 
 def test_no_token_for_too_long_is_a_hang(tmp_path: Path, orders: Orders) -> None:
     async def main() -> None:
-        async with started(tmp_path, token_s=0.3) as engine:
+        async with started(tmp_path, token_s=60) as engine:
             orders.give(hang_after=2)
+            made = engine.generate(ASK())
+            for _ in range(2):
+                await anext(made)
+            leap(60)
             with pytest.raises(EngineHung, match="after 2 tokens"):
-                await answer(engine, ASK())
+                await anext(made)
             orders.give()
             await idle(engine)
 
-    asyncio.run(main())
+    run_leaping(main())
 
 
 def test_a_queue_is_told(tmp_path: Path, orders: Orders) -> None:
     async def main() -> None:
         async with started(tmp_path, max_num_seqs=1) as engine:
-            orders.give(step_ms=10)
+            orders.give(step_ms=300)
             asked = [asyncio.create_task(answer(engine, ASK(max_tokens=40))) for _ in range(3)]
             await until("one runs, two wait", lambda: _load(engine) == (1, 2))
+            orders.give()
             assert {len(tokens) for tokens in await asyncio.gather(*asked)} == {40}
             await idle(engine)
             assert "vllm:num_requests_waiting_by_reason" in engine.upstream_metrics()

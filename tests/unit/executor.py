@@ -21,22 +21,13 @@ from services.instance import Identity, Instance
 from services.listener import Listener
 from services.server import Edge, Server
 from tests.sse import events
+from tests.virtual import run_leaping
 
 WHO = Identity("chat", "chat-canary-1", "westeurope", "z1", "canary", "7", "echo-1")
 CHAT = {"model": "echo-1", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "seed": 9}
 TEXT = {"model": "echo-1", "prompt": "hi", "max_tokens": 5, "seed": 0}
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 DEADLINE_S = 30.0
-
-
-class Leaping(asyncio.SelectorEventLoop):
-    """A loop of real sockets whose clock can be put forward: what is due by then is due now. So a test waits
-    for no deadline, and none passes before the test says so."""
-
-    leapt_s = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.leapt_s
 
 
 class Running:
@@ -67,12 +58,6 @@ class Running:
         *parts, done = await self.stream(path, body)
         assert done == "[DONE]"
         return [json.loads(part) for part in parts]
-
-    def leap(self, seconds: float) -> None:
-        """Put the clock of `served` forward."""
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, Leaping)
-        loop.leapt_s += seconds
 
     async def cut(
         self,
@@ -157,7 +142,7 @@ def served(
     edge: Edge | None = None,
     **options: float,
 ) -> None:
-    """Run `test` against a server, with a clock that `Running.leap` puts forward; afterwards nothing may be
+    """Run `test` against a server, with a clock that `leap` puts forward; afterwards nothing may be
     in flight, unless the engine hangs on order."""
 
     async def main() -> None:
@@ -166,5 +151,4 @@ def served(
             if options.get("hang_after", -1) < 0:
                 await it.until(lambda: it.instance.in_flight == 0)
 
-    with asyncio.Runner(loop_factory=Leaping) as runner:
-        runner.run(main())
+    run_leaping(main())

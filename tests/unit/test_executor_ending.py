@@ -15,6 +15,7 @@ from aiohttp import web
 from services import answer
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import HANG, Scripted
+from tests.virtual import leap
 
 OVER = (503, "shutting_down")
 BIG = "x" * 8_000_000
@@ -97,7 +98,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(ended_by: str, monkeypatch:
             if ended_by == "us":
                 await it.server.end()
             else:
-                it.leap(60)
+                leap(60)
             await it.until(lambda: it.instance.in_flight == 0 and not line.get_write_buffer_size())
             assert engine.running == 0
             assert it.sample("weir_executor_streams_cut_total") == 1

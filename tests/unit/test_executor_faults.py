@@ -21,6 +21,7 @@ from services.faults import (
 from tests.sse import events
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import HANG, Scripted
+from tests.virtual import leap
 
 FULL = Refused(429, "queue_full", "32 requests wait already", retry_after_s=0.3)
 FAULTS: list[tuple[Exception, int, str]] = [
@@ -154,7 +155,7 @@ def test_a_deadline_ends_a_request_that_has_said_nothing(
     async def test(it: Running) -> None:
         asked = asyncio.create_task(it.post(TEXT_PATH, TEXT | {"stream": streams}, headers))
         await it.until(lambda: engine.hangs == 1)
-        it.leap(IN_S)
+        leap(IN_S)
         status, said = await asked
         assert (status, said["error"]["code"], it.last.get("x-should-retry")) == verdict
         assert engine.running == 0
@@ -166,7 +167,7 @@ def test_a_deadline_of_the_caller_cuts_a_stream_under_way() -> None:
     engine = Scripted(["a", HANG])
 
     async def test(it: Running) -> None:
-        *_, last = await it.cut(TEXT_PATH, TEXT, SOON, then=lambda _: it.leap(IN_S))
+        *_, last = await it.cut(TEXT_PATH, TEXT, SOON, then=lambda _: leap(IN_S))
         assert last["error"]["code"] == "deadline_passed"
         assert engine.running == 0
 
@@ -191,14 +192,14 @@ def test_envoys_limit_of_a_try_is_for_the_first_byte_and_cuts_no_stream() -> Non
     async def test(it: Running) -> None:
         async with it.http.post(it.base + TEXT_PATH, json=TEXT | {"stream": True}, headers=ENVOY) as answer:
             begun = await answer.content.readuntil(b"\n\n")
-            it.leap(2 * IN_S)
+            leap(2 * IN_S)
             engine.go.set()
             assert events(begun + await answer.read())[-1] == "[DONE]"
         assert engine.seen[0].deadline_s is None
         engine.go.clear()
         asked = asyncio.create_task(it.post(TEXT_PATH, TEXT, ENVOY))
         await it.until(lambda: engine.running == 1)
-        it.leap(IN_S)
+        leap(IN_S)
         assert (await asked)[0] == 504, "a whole answer is its first byte"
         assert engine.seen[1].deadline_s == IN_S
 

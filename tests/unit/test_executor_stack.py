@@ -21,6 +21,7 @@ from services.engines.sim import SimEngine
 from services.sim_cost import SimOptions
 from tests.fakes.loop_clock import LoopClock
 from tests.unit.executor import TEXT, TEXT_PATH, Running, running, served
+from tests.virtual import leap
 
 FAST = {"step_ms": 0.5, "seq_ms": 0.0, "prefill_ms_per_token": 0.0}
 LONG = TEXT | {"max_tokens": 4000}
@@ -62,7 +63,7 @@ def test_an_engine_that_fails_in_the_middle_cuts_its_streams_and_holds_nothing(n
         asked = asyncio.gather(*(it.cut(TEXT_PATH, LONG | {"seed": n}) for n in range(4)))
         if name == "hang":
             await it.until(lambda: it.instance.tally.tokens == 12)
-            it.leap(IDLE_S)
+            leap(IDLE_S)
         bodies = await asked
         assert [events[-1]["error"]["code"] for events in bodies] == [code] * 4
         assert {len(events) for events in bodies} == {4}, "three tokens and the error"
@@ -108,7 +109,7 @@ def test_a_deadline_passes_in_the_queue() -> None:
         await it.until(lambda: it.instance.engine.stats().running == 1)
         asked = asyncio.create_task(it.post(TEXT_PATH, TEXT, {"x-weir-deadline-ms": "10000"}))
         await it.until(lambda: it.instance.engine.stats().waiting == 1)
-        it.leap(10)
+        leap(10)
         status, said = await asked
         assert (status, said["error"]["code"]) == (408, "deadline_passed")
         assert it.instance.engine.stats().waiting == 0
