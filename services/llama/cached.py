@@ -86,6 +86,20 @@ class CachedCore:
         finally:
             self.planner.blocks.give(sequence.blocks)
 
+    def give_back(self) -> None:
+        """Memory of the device that isn't needed while nothing runs. Its contents are lost."""
+        self.pool.give_back()
+
+    def take(self) -> None:
+        """Have it again; fine when it is here."""
+        if not self.pool.held_bytes:
+            self.pool.take()
+
+    def close(self) -> None:
+        """All of it, for good."""
+        self.give_back()
+        self.pool.close()
+
     def _outcome(self, sequence: Sequence, token: int, good: bool) -> Outcome:
         if not good:
             # What it wrote may be NaN too, and would spoil whoever gets these blocks next.

@@ -58,7 +58,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
 
 
-def death(error: Exception) -> EngineDied:
+def is_device_lost(error: BaseException) -> bool:
+    """CUDA says so too when pinned memory runs out: that is another matter."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+
+
+def death(error: BaseException) -> EngineDied:
     """What everybody hears after a step that failed in no way we know: the device's own fault, or ours."""
     text = f"a step failed: {type(error).__name__}: {error}"
-    return DeviceLost(text) if isinstance(error, torch.AcceleratorError) else EngineDied(text)
+    return DeviceLost(text) if is_device_lost(error) else EngineDied(text)

@@ -43,7 +43,7 @@ class TorchEngine(LlamaEngine):
         """What the KV pool takes of the device while awake: 2·L·h_kv·d_head·bytes·block·blocks."""
         return self._core.pool.nbytes if self._core else 0
 
-    def facts(self) -> EngineFacts:
+    def _describe(self) -> EngineFacts:
         settings = self.model.settings
         return EngineFacts(
             self.name,
@@ -110,23 +110,24 @@ class TorchEngine(LlamaEngine):
         count = min(CHECK_TOKENS, self.model.context, self._ready_core().planner.blocks.count)
         return [(1 + 7919 * i) % self.model.config.vocabulary for i in range(count)]
 
-    def _park(self, level: int) -> None:
-        self.model.park(level)
-        self._ready_core().pool.give_back()
+    def _needs(self) -> int:
+        pool = self._ready_core().pool
+        return pool.nbytes - pool.held_bytes
 
-    def _unpark(self) -> None:
-        core, level = self._ready_core(), self.model.level
-        self.model.unpark(more=core.pool.nbytes)
-        core.pool.take()
+    def _give_back(self) -> None:
+        self._ready_core().give_back()
+
+    def _take_back(self, level: int) -> None:
+        core = self._ready_core()
+        core.take()
         found = core.answer(self._question())
         if found != self._expected:
-            core.pool.give_back()
-            self.model.park(level or 1)
             raise WakeFailed(f"the fixed prompt got {found}, before sleeping it was {self._expected}")
 
     def _end(self) -> None:
-        if self._core is not None:
-            self._core.pool.close()
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
 
     def _ready_core(self) -> CachedCore:
         if self._core is None:

@@ -85,14 +85,16 @@ class _Step:
         self._window, self._decoder, self._pool = decoder.config.window, decoder, pool
         self._gathered = room[: rows * blocks]
         self._logits: Tensor | None = None
-        self._launch: Callable[[], None] = self._compute
+        self._replay: Callable[[], None] | None = None
 
     def __call__(self, numbers: list[list[int]], memory: Any) -> Tensor:
         """Logits (rows, vocabulary), good until the next call. memory: the graphs' common pool."""
         self._input.copy_(torch.tensor(numbers, dtype=torch.int64))
         if self._logits is None and self._input.is_cuda:
             self._capture(memory)
-        self._launch()
+        # Not kept as one attribute: a step that holds its own method is a cycle, and its memory stays on.
+        launch = self._replay or self._compute
+        launch()
         assert self._logits is not None
         return self._logits
 
@@ -116,7 +118,7 @@ class _Step:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=memory):
             self._compute()
-        self._launch = graph.replay
+        self._replay = graph.replay
 
 
 class GraphCore(CachedCore):
@@ -146,11 +148,21 @@ class GraphCore(CachedCore):
             step = self._steps[key] = _Step(*key, self.decoder, self.pool, self._room)
         return step(table(plan.decodes, *key, self.pool.block), self._memory)[: len(plan.decodes)]
 
+    def give_back(self) -> None:
+        # Before the pool: who frees last empties torch's cache.
+        self._forget()
+        super().give_back()
+
+    def _forget(self) -> None:
+        """Graphs and their buffers: after sleeping, pool and weights lie elsewhere."""
+        self._steps.clear()
+        self._generation, self._memory = -1, None
+        self._room = self.pool.buffer(0)
+
     def _renew(self) -> None:
-        """Forget what was captured before sleeping: pool and weights lie elsewhere now."""
         if self._generation == self.pool.generation:
             return
-        self._steps.clear()
+        self._forget()
         self._generation, self._room = self.pool.generation, self.pool.buffer(ROOM * self.pool.blocks)
         if self.pool.device.type == "cuda":
             self._memory = torch.cuda.graph_pool_handle()

@@ -82,7 +82,7 @@ class LayerwiseEngine(LlamaEngine):
         self._core: LayerwiseCore | None = None
         self._expected = -1
 
-    def facts(self) -> EngineFacts:
+    def _describe(self) -> EngineFacts:
         return EngineFacts(
             self.name,
             self.model.name,
@@ -125,18 +125,18 @@ class LayerwiseEngine(LlamaEngine):
     def _room(self) -> int:
         return self.model.context
 
-    def _park(self, level: int) -> None:
-        self.model.park(level)
+    def _needs(self) -> int:
+        return 0
 
-    def _unpark(self) -> None:
-        level = self.model.level
+    def _give_back(self) -> None:
+        """It has nothing."""
+
+    def _take_back(self, level: int) -> None:
         if not level:
             # The other engine on these weights woke first, and looked.
             return
-        self.model.unpark()
         if (found := self._answer()) != self._expected:
-            self.model.park(level)
             raise WakeFailed(f"the fixed prompt got {found}, before sleeping it was {self._expected}")
 
     def _end(self) -> None:
-        """It holds nothing."""
+        self._core = None

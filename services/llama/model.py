@@ -1,12 +1,13 @@
 """One model on one device: config, tokenizer, weights; awake, parked or dropped.
 
 Law: shared by the engines that run it (cached and layer-wise), all in one event loop; nobody parks the
-weights under another. `open`, `park` and `unpark` block and belong into a worker's thread.
+weights under another. `open`, `leave`, `park` and `unpark` block and belong into a worker's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,8 @@ from services.llama.settings import AUTO, Settings
 from services.llama.tokenizer import Tokenizer, load, read_json
 from services.weights import open_weights
 from services.weights.held import Weights
+
+log = logging.getLogger("weir.torch")
 
 
 class User(Protocol):
@@ -41,12 +44,12 @@ class Model:
         """Reads config.json only. Raises UsageError for a model that isn't ours."""
         self.name, self.folder, self.settings = name, folder, settings
         self.config: LlamaConfig = from_hf(read_json(folder / "config.json"), name)
-        # Two engines may start at once, each in its own thread.
-        self._opening = threading.Lock()
+        # Two engines may start and end at once, each in its own thread.
+        self._lock = threading.Lock()
         self.level, self.asleep = 0, False
         self._weights: Weights | None = None
         self._tokenizer: Tokenizer | None = None
-        self._users: list[User] = []
+        self._users: tuple[User, ...] = ()
 
     @property
     def context(self) -> int:
@@ -94,41 +97,45 @@ class Model:
         found: torch.dtype = self.dtype if name == AUTO else getattr(torch, name)
         return found
 
-    def open(self) -> None:
-        """Load, if nobody has yet. Raises WeirError naming what is missing or broken."""
-        with self._opening:
+    def open(self, user: User) -> None:
+        """This engine runs on these weights from now on: load, if nobody has yet. Raises WeirError naming
+        what is missing or broken."""
+        with self._lock:
+            self._users = (*self._users, user)
             if self._weights is not None:
                 return
             self._tokenizer = load(self.folder, self.config.eos)
             name = str(self.dtype).removeprefix("torch.")
             self._weights = open_weights(self.folder, device=str(self.device), dtype=name)
 
-    def join(self, user: User) -> None:
-        """This engine runs on these weights from now on."""
-        self._users.append(user)
-
     def leave(self, user: User) -> None:
-        """It is done for good; the last one closes the weights."""
-        if user in self._users:
-            self._users.remove(user)
-        if not self._users and self._weights is not None:
-            self._weights.close()
-            self._weights = None
+        """It is done for good; the last one closes the weights. Fine when it never came."""
+        with self._lock:
+            self._users = tuple(other for other in self._users if other is not user)
+            if not self._users and self._weights is not None:
+                weights, self._weights, self._tokenizer = self._weights, None, None
+                weights.close()
 
     async def quiet(self) -> None:
         """Nothing reads the weights, nor will before `wake`: `asleep` is set from here on.
 
         Raises RuntimeError while anybody runs something.
         """
-        if any(user.open for user in self._users):
-            raise RuntimeError("can't sleep: sequences are running")
+        self._refuse_busy()
         self.asleep = True
         try:
             # What was cancelled may still be in the middle of its last step.
             await asyncio.gather(*(user.settle() for user in self._users))
+            # A wake that somebody gave up may have come to its end, and let a request in.
+            self._refuse_busy()
+            self.asleep = True
         except BaseException:
             self.asleep = self.level > 0
             raise
+
+    def _refuse_busy(self) -> None:
+        if any(user.open for user in self._users):
+            raise RuntimeError("can't sleep: sequences are running")
 
     def park(self, level: int) -> None:
         """Park (1) or drop (2) the weights; fine when they are already. Only after `quiet`."""
@@ -138,6 +145,14 @@ class Model:
             else:
                 self.weights.drop()
             self.level = level
+
+    def park_again(self, level: int) -> None:
+        """After a wake that failed: as it was before, or dropped where there is no memory for a copy."""
+        try:
+            self.park(level)
+        except (RuntimeError, OSError, MemoryError) as error:
+            log.warning("%s: the weights can't be parked again (%s): dropped", self.name, error)
+            self.park(2)
 
     def unpark(self, more: int = 0) -> None:
         """Have the weights again; fine when they are here. more: bytes of the device wanted beside them.

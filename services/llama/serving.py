@@ -1,22 +1,26 @@
 """The asyncio side of a torch engine: one stream of tokens per request, fed by the worker's thread.
 
-Law: everything here runs in the event loop but `_deliver`, which only hands over, once per step. Text is made
-here, while the worker's next step computes.
+Law: everything here runs in the event loop but what the worker calls (`deliver`, `died`, `over`), which only
+hands over, once per step. Text is made here, while the worker's next step computes; where that fails it costs
+the one answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 
 from services.engine import FinishReason, GenerateRequest, Token
-from services.faults import EngineDied
+from services.faults import EngineDied, EngineFault
 from services.llama.core import Outcome
 from services.llama.sequence import Sequence
 from services.llama.tokenizer import Detokenizer, Tokenizer
 from services.llama.worker import Worker
+
+log = logging.getLogger("weir.torch")
 
 
 class Stream:
@@ -68,13 +72,14 @@ class Stream:
 
 
 class Serving:
-    """Streams over one worker. name: of the engine, on every token."""
+    """Streams over one worker, whose owner it is. name: of the engine, on every token. over: the last thing
+    that runs in the worker's thread."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, over: Callable[[], None]) -> None:
+        self._name, self.over = name, over
         self._loop = asyncio.get_running_loop()
         self._streams: dict[Sequence, Stream] = {}
-        self.worker = Worker(f"weir-{name}", self._deliver)
+        self.worker = Worker(f"weir-{name}", self)
         self.tokens = self.prompt_tokens = 0
 
     @property
@@ -109,28 +114,46 @@ class Serving:
 
     async def close(self, timeout_s: float) -> bool:
         """Whether the worker's thread ended; streams that are open end with EngineDied."""
-        for stream in tuple(self._streams.values()):
-            stream.fail(EngineDied("the engine was closed"))
-        return await asyncio.to_thread(self.worker.close, timeout_s)
+        self._fail(EngineDied("the engine was closed"))
+        # At once: whoever gives up waiting must not take the end back.
+        self.worker.end()
+        return await asyncio.to_thread(self.worker.ended, timeout_s)
 
-    def _deliver(self, outcomes: Seq[Outcome]) -> None:
+    def deliver(self, outcomes: Seq[Outcome]) -> None:
+        if not self._in_loop(self._feed, outcomes):
+            # Don't compute for nobody.
+            for outcome in outcomes:
+                outcome.sequence.cancelled = True
+
+    def died(self, error: EngineDied) -> None:
+        self._in_loop(self._fail, error)
+
+    def _in_loop(self, what: Callable[..., None], *given: object) -> bool:
+        """False when the loop is gone, and with it everybody who listened."""
         try:
-            self._loop.call_soon_threadsafe(self._feed, outcomes)
+            self._loop.call_soon_threadsafe(what, *given)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
-            # The loop is gone and with it everybody who listened: don't compute for nobody.
-            for outcome in outcomes:
-                outcome.sequence.cancelled = True
+            return False
+        return True
+
+    def _fail(self, error: EngineDied) -> None:
+        for stream in tuple(self._streams.values()):
+            stream.fail(error)
 
     def _feed(self, outcomes: Seq[Outcome]) -> None:
         for outcome in outcomes:
             stream = self._streams.get(outcome.sequence)
             if stream is None:
                 continue
-            stream.feed(outcome)
+            try:
+                stream.feed(outcome)
+            except Exception as error:  # of the tokenizer; what comes next belongs to others
+                log.exception("no text for token %d", outcome.token)
+                stream.fail(EngineFault(f"no text for token {outcome.token}: {error}"))
             if outcome.error is None:
                 self.tokens += 1
             if stream.ended and not outcome.finish and not outcome.error:
-                # A stop string: the core doesn't know of it yet.
+                # A stop string, or no text: the core doesn't know of it yet.
                 self.worker.cancel(outcome.sequence)
