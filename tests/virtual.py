@@ -1,5 +1,6 @@
 """Virtual time for loops: `run(coroutine)` on a loop whose sleeps cost nothing. Where real sockets and
 processes take part: `run_leaping(coroutine)`, and `leap(seconds)` in it.
+
 looptime's own pytest plug-in needs pytest-asyncio, which the project doesn't use; the loop alone is enough.
 """
 
