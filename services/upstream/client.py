@@ -141,7 +141,10 @@ class Upstream:
             raise EngineHung(f"{what}: the server said nothing in time{_after(answer)}") from error
         except BadStream as error:
             raise EngineFault(f"{what}: {error}{_after(answer)}") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except EngineFault:
+            raise
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:
+            # RuntimeError: aiohttp's, for a body whose connection was closed from here.
             raise ConnectionLost(f"{what}: {_why(error)}{_after(answer)}") from error
 
 
@@ -162,7 +165,7 @@ def _headers(key: str) -> Mapping[str, str]:
 async def _start_of(response: aiohttp.ClientResponse) -> str:
     """Of the body, as far as it comes: one that breaks off or hangs is the same answer all the same."""
     body = b""
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, RuntimeError):
         async with asyncio.timeout(ERROR_S):
             async for piece in response.content.iter_any():
                 body += piece
@@ -174,7 +177,7 @@ async def _start_of(response: aiohttp.ClientResponse) -> str:
 async def _finish(response: aiohttp.ClientResponse) -> None:
     """Read to the end of the body, so that the connection goes back to the pool. A server that keeps it open
     gets it closed."""
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, RuntimeError):
         async with asyncio.timeout(LINGER_S):
             async for _ in response.content.iter_any():
                 pass
