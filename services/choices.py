@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from services.generation import Generation, Piece
 
 AHEAD = 8
-"""Pieces per sequence that may wait for a slow client before its engine has to."""
+"""Pieces per sequence that may wait here for a slow client; behind them the scheduler reads ahead."""
 
 
 def together(sequences: Sequence[Generation]) -> AsyncGenerator[Piece, None]:

@@ -186,7 +186,8 @@ class Completions:
 
     def _told(self, who: Caller, parts: list[Generation] | None = None) -> dict[str, str]:
         """Headers of an answer."""
-        told = {**self.headers, caller.REQUEST_ID: who.request_id, orca.HEADER: self._load.header()}
+        ended = sum(bool(part.finish) for part in parts or ())
+        told = {**self.headers, caller.REQUEST_ID: who.request_id, orca.HEADER: self._load.header(ended)}
         if made := next((part for part in parts or () if part.engine), None):
             told["x-weir-engine"] = made.engine
             if made.fallback:

@@ -1,7 +1,8 @@
-"""One request on its way through the scheduler: a ticket, its reader, and the inner engine's iterator.
+"""One request on its way through the scheduler: a ticket, its own task, and what its reader has not taken.
 
-Law: whoever waits for a token can be interrupted with a fault, whoever doesn't (a slow client) has the
-iterator closed behind its back; the reader's own cancellation is never swallowed.
+Law: that task alone drives the inner engine, and is cancelled once at most; the reader takes from the outbox
+and nothing else. So a reader that is slow holds no place that the engine is done with, and no cancellation of
+a reader's is taken for a fault.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 
 from services.batching.model import Ticket
 from services.engine import Token
@@ -21,71 +23,97 @@ log = logging.getLogger("weir.batching")
 
 @dataclass(slots=True, eq=False)
 class Job(Ticket):
-    """turn: done when it has its place, or never will (then `fault` says why); None: it had one at once.
-    task: whoever waits for the next token. sent: something reached the reader. tries: so many have failed.
+    """turn: done when it has its place; None: it had one at once. serving: the
+    task that drives `inner`. outbox: tokens, and in the end what went wrong. sent: a token stands or stood
+    in it. tries: so many have failed. stopped: it is to end, whatever it does. closing: the inner engine is
+    letting go, which must not be broken off.
     """
 
     turn: asyncio.Future[None] | None = None
+    serving: asyncio.Task[None] | None = None
     inner: AsyncGenerator[Token, None] | None = None
-    task: asyncio.Task[object] | None = None
-    fault: EngineFault | None = None
-    interrupted: bool = False
+    outbox: deque[Token | Exception] = field(default_factory=deque)
     sent: bool = False
     tries: int = 0
-    eviction: asyncio.Task[None] | None = None
+    stopped: bool = False
+    closing: bool = False
+    reader: asyncio.Future[None] | None = None
+    room: asyncio.Future[None] | None = None
 
     def called(self) -> None:
-        """Its turn has come, or something else that it must hear."""
-        if self.turn is not None and not self.turn.done():
-            self.turn.set_result(None)
+        """Its turn has come."""
+        _done(self.turn)
 
-    def interrupt(self, fault: EngineFault, freed: Callable[[], None]) -> None:
-        """End it from outside. freed: called once the inner engine has let go, where the reader is away and
-        can't see to it.
-        """
-        self.fault = fault
-        self.called()
-        if self.task is not None:
-            self.interrupted = True
-            self.task.cancel()
-        elif self.inner is not None:
-            self.eviction = asyncio.ensure_future(_closed(self.inner))
-            self.eviction.add_done_callback(lambda _: freed())
-        # Else it is on its way: called just now, or closing.
+    def put(self, what: Token | Exception) -> None:
+        self.outbox.append(what)
+        _done(self.reader)
+
+    async def take(self) -> Token:
+        """The next token. Raises what ended the sequence."""
+        while not self.outbox:
+            self.reader = asyncio.get_running_loop().create_future()
+            await self.reader
+        what = self.outbox.popleft()
+        _done(self.room)
+        if isinstance(what, Token):
+            return what
+        raise what
+
+    async def space(self, most: int) -> None:
+        """Until its reader has taken so much that the outbox holds less than `most`."""
+        while len(self.outbox) >= most:
+            self.room = asyncio.get_running_loop().create_future()
+            await self.room
+
+    def end(self, fault: EngineFault) -> None:
+        """From outside: the reader hears it next, before anything that it has not taken."""
+        if not self.stopped:
+            self.outbox.clear()
+            self.put(fault)
+            self.stop()
+
+    def stop(self) -> None:
+        if self.stopped or self.serving is None:
+            return
+        self.stopped = True
+        if not self.closing:
+            self.serving.cancel()
+
+    async def over(self) -> None:
+        """Nobody reads any more: when this returns, the inner engine has let go."""
+        if self.serving is not None and not self.serving.done():
+            self.stop()
+            await asyncio.wait((self.serving,))
 
     async def next_token(self, now: float, limit_s: float) -> Token:
-        """The inner engine's next token. Raises the fault of an interruption in place of its cancellation."""
-        task = asyncio.current_task()
-        if self.fault is not None:
-            raise self.fault
-        if task is None or self.inner is None:
-            raise RuntimeError("tokens are read in a task, from an engine that was asked")
-        before = task.cancelling()
-        self.task, self.stall_at = task, now + limit_s
+        """The inner engine's next token, and when its silence will be a hang."""
+        if self.inner is None:
+            raise RuntimeError("tokens come from an engine that was asked")
+        self.stall_at = now + limit_s
         try:
-            token = await anext(self.inner)
+            return await anext(self.inner)
         except StopAsyncIteration:
             raise EngineFault("the engine ended without saying why") from None
         finally:
-            self.task, self.stall_at = None, math.inf
-            if self.interrupted:
-                self.interrupted = False
-                if task.uncancel() <= before and self.fault is not None:
-                    raise self.fault from None
-        self.sent = True
-        return token
+            self.stall_at = math.inf
 
     async def let_go(self) -> None:
-        """The inner engine has given back what it held for this job. Fine to call twice."""
+        """The inner engine gives back what it held for this job. Where it fails at that the log says so: what
+        it had to tell the reader has been told. Fine to call twice."""
         inner, self.inner = self.inner, None
-        if self.eviction is not None:
-            await asyncio.wait((self.eviction,))
-        elif inner is not None:
+        if inner is None:
+            return
+        self.closing = True
+        try:
             await inner.aclose()
+        except Exception:
+            log.exception("the engine failed while it let go of a sequence")
+        finally:
+            self.closing = False
+        if self.stopped:
+            raise asyncio.CancelledError
 
 
-async def _closed(inner: AsyncGenerator[Token, None]) -> None:
-    try:
-        await inner.aclose()
-    except Exception:
-        log.exception("the engine failed while it let go of a sequence")
+def _done(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

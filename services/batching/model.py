@@ -25,7 +25,8 @@ class BatchingSettings:
     over the next, so that none starves. retries: of a request that failed before its first token, after
     backoff_base_s * backoff_factor ** n (at most backoff_max_s), up to `jitter` of it less. first_token_s,
     idle_s: a sequence that says nothing for longer is hung. min_batch: the cliff detector goes no lower.
-    sample_s, sample_steps: least time and tokens per sequence that make one throughput sample.
+    read_ahead: tokens of a sequence that may wait for a slow reader; beyond them it keeps its place until
+    they are read. sample_s, sample_steps: least time and tokens per sequence that make one throughput sample.
     Raises ValueError for values that make no sense.
     """
 
@@ -42,13 +43,21 @@ class BatchingSettings:
     jitter: float = 0.2
     first_token_s: float = 120.0
     idle_s: float = 60.0
+    read_ahead: int = 8192
     min_batch: int = 8
     sample_s: float = 1.0
     sample_steps: int = 16
     cliff: CliffSettings = field(default_factory=CliffSettings)
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "concurrency": 1, "queue_limit": 1, "min_batch": 1, "backoff_factor": 1}
+        least = {
+            "batch_size": 1,
+            "concurrency": 1,
+            "queue_limit": 1,
+            "min_batch": 1,
+            "backoff_factor": 1,
+            "read_ahead": 1,
+        }
         least |= {"max_delay_ms": 0, "retries": 0, "backoff_base_s": 0, "jitter": 0, "ageing_s": 0}
         for name, low in least.items():
             if not getattr(self, name) >= low:

@@ -1,7 +1,8 @@
 """An engine behind a scheduler: the shell that gives the core its time and the requests their turn.
 
 Law: decides nothing; it asks the core (who, when), waits, and passes the inner engine's tokens on. Whatever
-way a request ends, its place and KV go back in `finally`, after the inner engine let go of it.
+way a request ends, its place and KV go back once the inner engine let go of it, not when its reader has read
+the last token.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Scheduled:
         self._governor = Governor(self._how, self._core)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._started, self._asleep, self._dead = False, False, ""
+        self._started, self._known, self._asleep, self._dead = False, False, False, ""
         self._hangs, self._stuck = 0, ""
+        self._serving: set[asyncio.Task[None]] = set()
         self._refusals: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -60,11 +62,15 @@ class Scheduled:
         await self.engine.start()
         self._core = Core(self._how, limits(self.engine.facts(), self._how))
         self._governor = Governor(self._how, self._core)
-        self._started, self._asleep, self._dead = True, False, ""
+        self._started, self._known, self._asleep, self._dead = True, True, False, ""
         self._hangs, self._stuck = 0, ""
 
     def facts(self) -> EngineFacts:
-        return self.engine.facts()
+        """The inner engine's; sequences: those that get a place, where the settings allow fewer."""
+        facts = self.engine.facts()
+        if not self._known or facts.sequences == self._core.limits.places:
+            return facts
+        return dataclasses.replace(facts, sequences=self._core.limits.places)
 
     def size(self, request: GenerateRequest) -> int:
         return self.engine.size(request)
@@ -75,24 +81,17 @@ class Scheduled:
         """
         core = self._core
         job = self._submitted(core, request)
+        job.serving = asyncio.create_task(self._serve(core, job, request), name="sequence")
+        self._serving.add(job.serving)
+        job.serving.add_done_callback(partial(self._served, core, job))
         try:
             while True:
-                if job.turn is not None:
-                    await job.turn
-                job.inner = self.engine.generate(request)
-                try:
-                    while (token := await self._next(core, job)) is not None:
-                        if token.finish is not None:
-                            # Its place is the next one's now, not when the reader has read the last token.
-                            await job.let_go()
-                            self._leave(core, job)
-                        yield token
-                        if token.finish is not None:
-                            return
-                finally:
-                    await job.let_go()
-                self._try_again(core, job)
+                token = await job.take()
+                yield token
+                if token.finish is not None:
+                    return
         finally:
+            await job.over()
             self._leave(core, job)
 
     async def sleep(self, level: int = 1) -> None:
@@ -112,10 +111,13 @@ class Scheduled:
         self._asleep = False
 
     def stats(self) -> EngineStats:
-        """The inner engine's, with those waiting here, and `batching_…` in extra. dead: stuck is dead too."""
+        """The inner engine's, with those waiting here, and `batching_…` in extra. running: those that have a
+        place, also where the engine is done and the reader is not. dead: stuck is dead too.
+        """
         inner, core = self.engine.stats(), self._core
         return dataclasses.replace(
             inner,
+            running=max(inner.running, core.running - inner.waiting),
             waiting=inner.waiting + core.queued + core.delayed,
             dead=inner.dead or self._stuck,
             capacity=inner.capacity * self._governor.capacity,
@@ -167,23 +169,57 @@ class Scheduled:
         if self._asleep:
             raise Refused(503, "asleep", "this instance sleeps")
 
-    async def _next(self, core: Core[Job], job: Job) -> Token | None:
-        """The next token; None: this try failed and another is allowed. Raises the fault otherwise."""
-        how, now = self._how, self._clock.monotonic()
+    async def _serve(self, core: Core[Job], job: Job, request: GenerateRequest) -> None:
+        """Drive the inner engine to the end, in a task of the job's own."""
         try:
-            token = await job.next_token(now, how.idle_s if job.sent else how.first_token_s)
-        except EngineDied as fault:
-            self._dead = str(fault) or fault.code
-            self._fail_waiting(self._core, fault)
-            raise
+            while not await self._tried(core, job, request):
+                self._try_again(core, job)
+            return
+        except EngineDied as died:
+            self._dead = str(died) or died.code
+            self._fail_waiting(core, died)
+            fault: Exception = died
+        except Exception as error:
+            fault = error  # the reader's to hear, whatever it is
+        self._leave(core, job)
+        job.put(fault)
+
+    async def _tried(self, core: Core[Job], job: Job, request: GenerateRequest) -> bool:
+        """Whether that was the last try: all is said. Raises the fault where no other try is allowed."""
+        how = self._how
+        if job.turn is not None:
+            await job.turn
+        try:
+            job.inner = self.engine.generate(request)
+            while True:
+                limit_s = how.idle_s if job.sent else how.first_token_s
+                token = await job.next_token(self._clock.monotonic(), limit_s)
+                self._governor.tokens += 1
+                self._hangs = 0
+                if token.finish is not None:
+                    # Its place is the next one's now, not when the reader has read the last token.
+                    await job.let_go()
+                    self._leave(core, job)
+                    job.put(token)
+                    return True
+                job.sent = True
+                job.put(token)
+                if len(job.outbox) >= how.read_ahead:
+                    await job.space(how.read_ahead)
         except EngineFault as fault:
             job.tries += 1
             if job.sent or job.tries > how.retries or core.full or isinstance(fault, NOT_RETRIED):
                 raise
-            return None
-        self._governor.tokens += 1
-        self._hangs = 0
-        return token
+            return False
+        finally:
+            await job.let_go()
+
+    def _served(self, core: Core[Job], job: Job, task: asyncio.Task[None]) -> None:
+        """Its task has ended, by itself or cancelled, perhaps before it began."""
+        self._serving.discard(task)
+        self._leave(core, job)
+        if task.cancelled() and not job.stopped:
+            job.put(EngineFault("the engine broke the sequence off"))
 
     def _try_again(self, core: Core[Job], job: Job) -> None:
         now = self._clock.monotonic()
@@ -215,7 +251,7 @@ class Scheduled:
         self._timer, self._timer_at = None, math.inf
         now = self._clock.monotonic()
         for job, late in core.due(now):
-            job.interrupt(self._fault(job, late), partial(self._leave, core, job))
+            job.end(self._fault(job, late))
             self._hangs += late is Late.SILENT
         if self._hangs >= STUCK and not self._stuck:
             self._stuck = f"the engine is stuck: {self._hangs} sequences hung with no token for anybody"
@@ -236,4 +272,4 @@ class Scheduled:
 
     def _fail_waiting(self, core: Core[Job], fault: EngineDied) -> None:
         for job in core.abandon(self._clock.monotonic()):
-            job.interrupt(type(fault)(str(fault)), lambda: None)
+            job.end(type(fault)(str(fault)))

@@ -20,9 +20,10 @@ class Load:
         self._it = instance
         self._meter = Meter(clock.monotonic, self._counts, len(os.sched_getaffinity(0)))
 
-    def header(self) -> str:
+    def header(self, ended: int = 0) -> str:
+        """ended: sequences of the answer that it stands in which have given their places back."""
         it = self._it
-        return report(it.engine.facts(), it.engine.stats(), it.in_flight, self._meter.rates())
+        return report(it.engine.facts(), it.engine.stats(), it.in_flight, self._meter.rates(), ended)
 
     def _counts(self) -> Counts:
         used = resource.getrusage(resource.RUSAGE_SELF)

@@ -71,25 +71,27 @@ class Meter:
         )
 
 
-def utilization(facts: EngineFacts, stats: EngineStats, in_flight: int) -> float:
+def utilization(facts: EngineFacts, stats: EngineStats, ended: int = 0) -> float:
     """Load relative to capacity: 1.0 is as much as it can run at once, more is queueing.
 
     The tightest of sequences and KV cache counts; an engine that believes to have half of its throughput
-    (`capacity`) has twice the utilisation.
+    (`capacity`) has twice the utilisation. Sequences, not requests: one with n = 16 takes 16 places, and one
+    whose client is still reading may take none. ended: those of the answer that tells this which have given
+    their places back already: what it tells is the load with itself in it.
     """
-    sequences = max(stats.running + stats.waiting, in_flight)
+    sequences = stats.running + stats.waiting + ended
     shares = [stats.kv_used]
     if facts.sequences:
         shares.append(sequences / facts.sequences)
     return max(shares) / min(1.0, max(0.01, stats.capacity))
 
 
-def report(facts: EngineFacts, stats: EngineStats, in_flight: int, rates: Rates) -> str:
-    """The header's value."""
+def report(facts: EngineFacts, stats: EngineStats, in_flight: int, rates: Rates, ended: int = 0) -> str:
+    """The header's value. in_flight: requests. ended: as in `utilization`."""
     stats = _with_upstream_s_cache(facts, stats)
     ours = {
         "cpu_utilization": rates.cpu,
-        "application_utilization": max(_LEAST, utilization(facts, stats, in_flight)),
+        "application_utilization": max(_LEAST, utilization(facts, stats, ended)),
         # The answer that carries this is one more.
         "rps_fractional": max(rates.answers, 0.0) + 1 / WINDOW_S,
         "eps": rates.errors,

@@ -175,27 +175,6 @@ def test_a_deadline_passes_in_the_queue() -> None:
     run(main())
 
 
-def test_a_deadline_passes_while_it_runs_also_behind_a_slow_readers_back() -> None:
-    async def main() -> None:
-        engine, _ = await made()
-        late = dataclasses.replace(ASK, max_tokens=100, deadline_s=0.055)
-        with pytest.raises(DeadlinePassed, match="ran"):
-            await said(engine, late)
-        assert now() == pytest.approx(0.055)
-        assert empty(engine)
-
-        slow = engine.generate(late)
-        await anext(slow)
-        await asyncio.sleep(1)
-        assert empty(engine)  # nobody asked for the next token, and still the place is free
-        with pytest.raises(DeadlinePassed):
-            await anext(slow)
-        assert engine.counts().deadline_misses == 2
-        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
-
-    run(main())
-
-
 def test_a_full_queue_says_429_and_when_to_come_again() -> None:
     async def main() -> None:
         engine, _ = await made(dataclasses.replace(PLAIN, slots=2), queue_limit=4)

@@ -50,12 +50,20 @@ def test_whatever_an_engine_says_envoy_can_read_the_report(**said: Any) -> None:
 
 def test_utilisation_is_load_relative_to_capacity() -> None:
     four = EngineFacts("x", sequences=4)
-    assert utilization(four, EngineStats(running=2), 2) == 0.5
-    assert utilization(four, EngineStats(running=4, waiting=4), 8) == 2.0, "more than 1: it queues"
-    assert utilization(four, EngineStats(running=2, kv_used=0.9), 2) == 0.9, "the tightest counts"
-    assert utilization(four, EngineStats(running=2, capacity=0.5), 2) == 1.0, "half of it is gone"
-    assert utilization(EngineFacts("x"), EngineStats(running=50, kv_used=0.1), 50) == 0.1, "no limit known"
-    assert utilization(four, EngineStats(), 3) == 0.75, "under way, and the engine hasn't seen them yet"
+    assert utilization(four, EngineStats(running=2)) == 0.5
+    assert utilization(four, EngineStats(running=4, waiting=4)) == 2.0, "more than 1: it queues"
+    assert utilization(four, EngineStats(running=2, kv_used=0.9)) == 0.9, "the tightest counts"
+    assert utilization(four, EngineStats(running=2, capacity=0.5)) == 1.0, "half of it is gone"
+    assert utilization(EngineFacts("x"), EngineStats(running=50, kv_used=0.1)) == 0.1, "no limit known"
+    assert utilization(four, EngineStats(running=1), 3) == 1.0, "with the answer's own, just ended"
+
+
+def test_utilisation_is_of_sequences_and_not_of_requests() -> None:
+    async def test(it: Running) -> None:
+        await it.post(TEXT_PATH, TEXT | {"n": 3})
+        assert envoy(it.last["endpoint-load-metrics"])["application_utilization"] == 0.75
+
+    served(test, engine=Scripted(["a", "b"], facts=EngineFacts("scripted", "echo-1", sequences=4)))
 
 
 def test_rates_are_of_the_last_window_and_read_seldom() -> None:
