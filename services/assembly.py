@@ -17,6 +17,7 @@ from services.batching.model import BatchingSettings
 from services.batching.scheduled import Scheduled
 from services.engine import Engine
 from services.engines import make_engine
+from services.recipe import Recipe
 
 LAYERWISE = "layerwise"
 """As a second engine: the torch engine's own weights without a KV cache, layer by layer (S14)."""
@@ -34,6 +35,18 @@ class Stack:
     fallback_options: Mapping[str, str] = field(default_factory=dict)
     rules: str = ""
     batching: BatchingSettings = field(default_factory=BatchingSettings)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What a snapshot keeps of it once its secrets are out."""
+        return Recipe(self.engine, self.model, self.options, self.fallback, self.fallback_options, self.rules)
+
+    def made_from(self, recipe: Recipe) -> Stack:
+        """The stack of a snapshot's recipe; secrets and the scheduler's settings are this one's."""
+        it = recipe.with_secrets_of(self.recipe)
+        return Stack(
+            it.engine, it.model, it.options, it.fallback, it.fallback_options, it.rules, self.batching
+        )
 
 
 def assemble(stack: Stack, clock: Clock, rng: Random) -> Engine:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from services.options import Grouped, Told, from_fields
+from services.options import Grouped, Told, taking
 
 if TYPE_CHECKING:
     from services.assembly import Stack
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Entry point of the group `weir.commands`."""
     text = "Run one model instance: OpenAI-compatible server, registered in Consul."
-    app.command("executor", cls=Grouped, help=text)(from_fields(Told, executor))
+    app.command("executor", cls=Grouped, help=text)(taking(executor))
 
 
 def executor(told: Told) -> None:

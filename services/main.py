@@ -18,7 +18,7 @@ from pathlib import Path
 from mesh.clock import Clock, SystemClock
 from mesh.consul.client import Consul
 from regions.cli.errors import UsageError
-from services import tenants_file
+from services import restore, tenants_file
 from services.admin import admin_app
 from services.assembly import Stack, assemble
 from services.checked import address
@@ -72,11 +72,15 @@ async def serve(settings: Settings) -> None:
             stack.enter_context(_share(settings, devices, binding))
         stack.push_async_callback(goodbye, engine)
         refuse_taken(settings.identity.instance, _addresses(settings))
+        if settings.restored is not None:
+            await restore.before_start(settings.restored, _model_folder(settings.stack))
         if not await started(engine, stop.asked, clock):
             return
-        instance.lifecycle.to(State.RUNNING)
         pool = _pool(settings, instance, engine, clock, registration, devices)
         stack.push_async_callback(pool.close)
+        if settings.restored is not None:
+            await restore.before_ready(settings.restored, pool)
+        instance.lifecycle.to(State.RUNNING)
         pool_metrics.watch(pool, instance.registry)
         watched(pool, consul, clock, stack)
         edge = Edge(tenants=settings.tenants or tenants_file.load(), tracing=tracing)
@@ -87,11 +91,7 @@ async def serve(settings: Settings) -> None:
         stack.push_async_callback(server.end)
         _say_ready(settings)
         if registration is None:
-            await stop.asked.wait()
-            _leave(instance, settings.drain)
-            # Nobody is told, so there is no news to wait for.
-            how = Drain(settings.drain.deadline_s, 0.0)
-            await unless(stop.now, asyncio.ensure_future(quiet(how, lambda: instance.in_flight, clock)))
+            await _alone(settings.drain, instance, stop, clock)
         else:
             await _registered(registration, settings.drain, instance, stop, server)
 
@@ -148,6 +148,14 @@ def _leave(instance: Instance, how: Drain) -> None:
     instance.lifecycle.leave()
 
 
+async def _alone(how: Drain, instance: Instance, stop: Stop, clock: Clock) -> None:
+    await stop.asked.wait()
+    _leave(instance, how)
+    # Nobody is told, so there is no news to wait for.
+    at_once = Drain(how.deadline_s, 0.0)
+    await unless(stop.now, asyncio.ensure_future(quiet(at_once, lambda: instance.in_flight, clock)))
+
+
 async def _registered(
     registration: Registration, how: Drain, instance: Instance, stop: Stop, server: Server
 ) -> None:
@@ -198,10 +206,12 @@ def _pool(
             clock=clock,
             herald=herald,
             devices=devices,
-            options=settings.stack.options,
+            recipe=settings.stack.recipe,
+            build=lambda recipe, where: _engine(settings.stack.made_from(recipe), where, clock),
             model_folder=_model_folder(settings.stack),
             snapshot_file=file,
-            settings=PoolSettings(drain=drain, slices=settings.stack.engine == "vllm"),
+            settings=PoolSettings(drain=drain),
+            slices=settings.stack.engine == "vllm",
         )
     )
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 import typer.core
 
-T = TypeVar("T")
+_SAID = ("COMMANDLINE", "ENVIRONMENT")
 WHO, MODEL, SECOND = "Who it is", "Model and engine", "Second engine"
 QUEUE, MESH, MEMORY = "Scheduler", "Addresses and mesh", "Devices and hot pool"
 
@@ -25,10 +25,12 @@ def _opt(panel: str, text: str, *names: str, least: float | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What was said on the command line, unchecked."""
+    """What was said on the command line, unchecked. given: names of the fields that were said there."""
 
-    instance: Annotated[str, _opt(WHO, "Consul service id of this instance.")]
-    region: Annotated[str, _opt(WHO, "Region.")]
+    given: frozenset[str] = frozenset()
+
+    instance: Annotated[str, _opt(WHO, "Consul service id of this instance (needed).")] = ""
+    region: Annotated[str, _opt(WHO, "Region (needed).")] = ""
     stage: Annotated[str, _opt(WHO, "stable or canary.")] = "stable"
     service: Annotated[str, _opt(WHO, "Consul service name.")] = "chat"
     zone: Annotated[str, _opt(WHO, "Availability zone.")] = ""
@@ -72,6 +74,10 @@ class Told:
         str, _opt(MEMORY, "Share of the device to claim (6GiB): who can't fit beside others is refused.")
     ] = ""
     run_dir: Annotated[str, _opt(MEMORY, "Folder for the snapshot of the sleeping instance.")] = ""
+    from_snapshot: Annotated[
+        str,
+        _opt(MEMORY, "Become the instance of this snapshot: who it is, engine, model, options; verified."),
+    ] = ""
 
     debug: Annotated[bool, typer.Option(help="Also /echo.")] = False
     check: Annotated[
@@ -92,16 +98,19 @@ class Grouped(typer.core.TyperCommand):
                 formatter.write_dl(rows)
 
 
-def from_fields(kind: type[T], command: Callable[[T], None]) -> Callable[..., None]:
-    """`command` as typer takes it: with one parameter for each field of `kind`, and the command's help."""
+def taking(command: Callable[[Told], None]) -> Callable[..., None]:
+    """`command` as typer takes it: with one parameter for each option, and the command's own help."""
 
-    def taken(**given: Any) -> None:
-        command(kind(**given))
+    def taken(ctx: typer.Context, **values: Any) -> None:
+        said = {name for name in values if getattr(ctx.get_parameter_source(name), "name", "") in _SAID}
+        command(Told(given=frozenset(said), **values))
 
-    hints = get_type_hints(kind, include_extras=True)
-    named = [
+    hints = get_type_hints(Told, include_extras=True)
+    named = [Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    named += [
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
-        for field in fields(kind)  # type: ignore[arg-type]
+        for field in fields(Told)
+        if field.name != "given"
     ]
     taken.__signature__ = Signature(named)  # type: ignore[attr-defined]
     taken.__doc__ = command.__doc__

@@ -14,6 +14,7 @@ from services.checked import address
 from services.devices.host import host_id
 from services.instance import Identity
 from services.registration import Drain
+from services.restore import Restored
 from services.tenants import Tenants
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
@@ -24,7 +25,8 @@ class Settings:
     """What `weir executor` is started with. Addresses are host:port; consul "" means: don't register.
 
     device: uuid, "cpu", or "" for what is best. run_dir: folder for the snapshot of a sleeping instance.
-    device_memory: bytes of it to claim, 0 for none. tenants: None for those that ship.
+    device_memory: bytes of it to claim, 0 for none. tenants: None for those that ship. restored: the snapshot
+    that it is to become, which all else here is in accord with already.
     """
 
     identity: Identity
@@ -40,6 +42,7 @@ class Settings:
     run_dir: str = ""
     device_memory: int = 0
     tenants: Tenants | None = None
+    restored: Restored | None = None
 
 
 def row(settings: Settings) -> register.Instance:

@@ -16,13 +16,17 @@ from services.instance import Identity
 from services.kv.sizes import parse_size
 from services.options import Told
 from services.registration import Drain
+from services.restore import as_told, restored
 from services.settings import Settings
 from services.tenants import Tenants
 from services.tenants_file import FILE, load
 
 
 def settings_of(told: Told) -> Settings:
-    """Raises UsageError."""
+    """Raises UsageError, SnapshotRefused."""
+    again = restored(Path(told.from_snapshot)) if told.from_snapshot else None
+    if again is not None:
+        told = as_told(again, told, told.given)
     table = load(Path(told.tenants) if told.tenants else FILE)
     stack = stack_of(told, table)
     if told.consul and not told.sidecar:
@@ -45,6 +49,7 @@ def settings_of(told: Told) -> Settings:
         run_dir=told.run_dir,
         device_memory=_bytes(told.device_memory),
         tenants=table,
+        restored=again,
     )
 
 

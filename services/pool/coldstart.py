@@ -11,12 +11,12 @@ import logging
 
 from regions.cli.errors import WeirError
 from services.devices.door import Binding, places
-from services.faults import DeviceLost, EngineFault, WakeFailed
+from services.faults import DeviceLost, EngineFault
 from services.lifecycle import State
 from services.pool.place import NoRoom, choose, reachable
+from services.pool.rebuild import rebuild, same_answer
 from services.pool.standing import Standing
 from services.pool.steps import Stopwatch, Trouble
-from services.pool.verify import ask, garbage
 
 BROKEN = (EngineFault, WeirError, RuntimeError, OSError, TimeoutError, ValueError)
 """What an engine may raise; anything else is a bug of ours and goes through."""
@@ -67,16 +67,10 @@ class ColdStart:
         p = self._p
         with watch.step("close"):
             await self.close()
-        with watch.step("build and load") as notes:
-            async with asyncio.timeout(p.settings.start_limit_s):
-                await p.engine.renew(where)
-            p.herald.place(where.uuid)
-            notes += [where.uuid] if where.uuid else []
+        await rebuild(p, self._memory, where, watch, "build and load")
         with watch.step("fixed prompt"):
-            got = await ask(p.engine, p.settings.ask_limit_s)
             expected = self._memory.answer
-            if expected is not None and (wrong := garbage(expected, got)):
-                raise WakeFailed(wrong)
+            got = await same_answer(expected, p.engine, p.settings.ask_limit_s)
             self._memory.answer = expected or got
 
     async def close(self) -> None:
@@ -94,7 +88,7 @@ class ColdStart:
             self._s.life.die(why)
             raise Trouble("device_lost", why)
         every = places(await asyncio.to_thread(devices.list))
-        seen = [d for d in reachable(lost.uuid, every, slices=self._p.settings.slices) if d.uuid != lost.uuid]
+        seen = [d for d in reachable(lost.uuid, every, slices=self._p.slices) if d.uuid != lost.uuid]
         try:
             choice = choose(lost.uuid, seen, self._memory.need, self._p.settings.busy)
             return devices.bind(choice.device)

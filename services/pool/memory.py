@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ from mesh.world import files
 from services.engine import FIXED_PROMPT, EngineFacts
 from services.pool.describe import model_parts
 from services.pool.parts import Parts
-from services.pool.snapshot import ModelParts, Snapshot, SnapshotRefused, decode, encode, foreign
+from services.pool.snapshot import MAX_BYTES, ModelParts, Snapshot, SnapshotRefused, decode, encode, foreign
 from services.pool.verify import Answer, ask, garbage
 
 log = logging.getLogger("weir.pool")
-
-SECRET = re.compile("key|token$|secret|password", re.IGNORECASE)
-"""Names of options that never enter a snapshot: who rebuilds has them from elsewhere."""
 
 
 class Memory:
@@ -60,6 +57,14 @@ class Memory:
             log.warning("snapshot %s of the last run: %s", file, why)
         return [f"the last run's snapshot differs: {why}"] if why else ["as in the last run"]
 
+    def restore(self, snapshot: Snapshot, raw: bytes) -> None:
+        """This process was started from it: whatever is built here must answer as it says."""
+        self.answer, self.raw = snapshot.answer, raw
+
+    def snapshot(self) -> Snapshot | None:
+        """What there is to rebuild from, None before the first sleep."""
+        return decode(self.raw, self._p.instance.identity.instance) if self.raw else None
+
     async def describe(self) -> None:
         """Read the model's folder, once. Raises WeirError."""
         if self._model is None:
@@ -77,7 +82,7 @@ class Memory:
         snapshot = Snapshot(
             identity=asdict(self._p.instance.identity),
             facts=jsonable(self._p.engine.facts()),
-            options={n: v for n, v in self._p.options.items() if not SECRET.search(n)},
+            recipe=self._p.recipe.public(),
             device=self._p.engine.binding.uuid,
             level=level,
             prompt=FIXED_PROMPT,
@@ -86,11 +91,17 @@ class Memory:
             asleep=self.asleep,
             taken_at=int(self._p.clock.time()),
             model=self._model or ModelParts(),
+            weir=weir_version(),
         )
         self.raw = encode(snapshot)
         if self._p.snapshot_file is not None:
             await asyncio.to_thread(files.write, self._p.snapshot_file, self.raw, mode=0o600)
         return len(self.raw)
+
+
+def weir_version() -> str:
+    """Of this weir."""
+    return metadata.version("weir")
 
 
 def jsonable(facts: EngineFacts) -> dict[str, Any]:
@@ -100,8 +111,14 @@ def jsonable(facts: EngineFacts) -> dict[str, Any]:
 
 def load(path: Path) -> Snapshot:
     """The snapshot in a file. Raises SnapshotRefused, also when there is none."""
+    return decode(read(path), str(path))
+
+
+def read(path: Path) -> bytes:
+    """A snapshot's file, unseen. Raises SnapshotRefused when there is none."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            # One byte more than there may be: a file that is larger shows as cut off.
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise SnapshotRefused(str(path), error.strerror or "can't be read") from error
-    return decode(raw, str(path))

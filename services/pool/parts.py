@@ -5,18 +5,20 @@ Law: types and values; nothing is done here but standing in for a Consul that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from mesh.clock import Clock
-from services.devices.door import Devices
+from services.devices.door import Binding, Devices
+from services.engine import Engine
 from services.instance import Instance
 from services.pool.lru import MOST_ASLEEP
 from services.pool.place import BUSY
 from services.pool.renewable import Renewable
 from services.pool.verify import GIVEN_BACK
+from services.recipe import Recipe
 from services.registration import Drain
 
 
@@ -46,7 +48,7 @@ class PoolSettings:
     the engine sleeps. wake_limit_s: longest wake. start_limit_s: longest cold start. ask_limit_s: longest
     answer to the fixed prompt. close_limit_s: longest goodbye of an engine that is replaced. cold_tries:
     cold starts before it stays quarantined. given_back: least share of memory. busy: load of a device over
-    which a sleeper wakes elsewhere. slices: the engine is a child process, which may go to another MIG slice.
+    which a sleeper wakes elsewhere.
     """
 
     drain: Drain = field(default_factory=Drain)
@@ -60,13 +62,14 @@ class PoolSettings:
     most_asleep: int = MOST_ASLEEP
     heal_first_s: float = 10.0
     heal_longest_s: float = 300.0
-    slices: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """engine: the outermost one, the same as `instance.engine`. devices: None where loads and memory are not
-    looked at. model_folder: described in the snapshot, where there is one. snapshot_file: where it is kept.
+    looked at. recipe: what the engine is built from. build: makes one, not started, from a snapshot's recipe;
+    None: `engine` alone knows how. model_folder: described in the snapshot, where there is one.
+    snapshot_file: where it is kept. slices: the engine is a child process, which may go to another MIG slice.
     """
 
     instance: Instance
@@ -74,7 +77,9 @@ class Parts:
     clock: Clock
     herald: Herald = field(default_factory=Nobody)
     devices: Devices | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    recipe: Recipe = field(default_factory=Recipe)
+    build: Callable[[Recipe, Binding], Engine] | None = None
     model_folder: Path | None = None
     snapshot_file: Path | None = None
     settings: PoolSettings = field(default_factory=PoolSettings)
+    slices: bool = True

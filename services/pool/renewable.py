@@ -66,13 +66,13 @@ class Renewable:
         self.open = False
         await self._engine.close()
 
-    async def renew(self, binding: Binding | None = None) -> None:
-        """Close what is there (unless that was tried already), build and start what replaces it. Raises what
-        building or starting raises, and then stays closed."""
+    async def renew(self, binding: Binding | None = None, build: Build | None = None) -> None:
+        """Close what is there (unless that was tried already), build and start what replaces it. build: how,
+        if not as the first time. Raises what building or starting raises, and then stays closed."""
         if self.open:
             await self.close()
         where = self.binding if binding is None else binding
-        fresh = self._build(where)
+        fresh = (build or self._build)(where)
         try:
             await fresh.start()
         except BaseException:

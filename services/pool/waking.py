@@ -10,13 +10,13 @@ import asyncio
 
 from regions.cli.errors import UsageError, WeirError
 from services.devices.door import Binding, find, places
-from services.faults import DeviceLost, WakeFailed
+from services.faults import DeviceLost
 from services.lifecycle import State
 from services.pool.coldstart import BROKEN, ColdStart
 from services.pool.place import NoRoom, choose, reachable
+from services.pool.rebuild import rebuild, same_answer
 from services.pool.standing import Standing
 from services.pool.steps import Stopwatch, Trouble
-from services.pool.verify import ask, garbage
 
 
 class Waking:
@@ -73,7 +73,7 @@ class Waking:
             notes.append("no device of its own")
             return None
         every = places(await asyncio.to_thread(devices.list))
-        seen = reachable(own, every, slices=self._p.settings.slices)
+        seen = reachable(own, every, slices=self._p.slices)
         if wanted is not None:
             # Whoever names a device wants that one: only its memory is looked at.
             target = find(seen, wanted.uuid)
@@ -91,13 +91,8 @@ class Waking:
                 async with asyncio.timeout(p.settings.wake_limit_s):
                     await p.engine.wake()
         else:
-            with watch.step("rebuild") as notes:
-                notes.append(where.uuid)
+            with watch.step("close"):
                 await self._cold.close()
-                async with asyncio.timeout(p.settings.start_limit_s):
-                    await p.engine.renew(where)
-                p.herald.place(where.uuid)
+            await rebuild(p, self._memory, where, watch, "rebuild")
         with watch.step("fixed prompt"):
-            got = await ask(p.engine, p.settings.ask_limit_s)
-            if self._memory.answer is not None and (wrong := garbage(self._memory.answer, got)):
-                raise WakeFailed(wrong)
+            await same_answer(self._memory.answer, p.engine, p.settings.ask_limit_s)

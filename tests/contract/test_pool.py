@@ -117,7 +117,9 @@ def test_a_sleeper_that_is_killed_turns_critical_and_its_successor_is_ready(
         until("noticed", lambda: "critical" in checks(agent, id_))
         told = pool(agent, "status", "--json")
         assert [row["state"] for row in json.loads(told.stdout)["instances"]] == ["unreachable"]
-    with on(agent, tmp_path, "127.107.5.12") as it:
+    file = str(tmp_path / f"{id_}.snapshot")
+    with on(agent, tmp_path, "127.107.5.12", "--from-snapshot", file) as it:
+        assert verb(it, "/state", "GET")[1]["snapshot_bytes"] > 0, "it knows how it is to answer"
         until("ready again", lambda: meta(agent, id_).get("lifecycle") == "ready")
         assert "slept_at" not in meta(agent, id_)
         until("passing", lambda: checks(agent, id_) == {"passing"})

@@ -18,6 +18,7 @@ from services.pool.hotstart import HotPool
 from services.pool.parts import Parts, PoolSettings
 from services.pool.renewable import Renewable
 from services.pool.steps import Outcome
+from services.recipe import Recipe
 from services.registration import Drain
 from tests.fakes.loop_clock import LoopClock
 from tests.fakes.sleepy_engine import Orders, Scribe, SleepyEngine
@@ -26,17 +27,32 @@ from tests.virtual import run
 WHO = Identity("chat", "chat-stable-0", "us-east-1", "z1", "stable", "7", "echo-1")
 
 
-class World:
-    """One instance with fake devices, everything about it in reach."""
+RECIPE = Recipe("echo", "echo-1", {"api_key": "hush", "dtype": "fp32", "api_key_env": "KEY"})
 
-    def __init__(self, orders: Orders, devices: FakeDevices | None, file: Path | None = None) -> None:
+
+class World:
+    """One instance with fake devices, everything about it in reach. from_snapshot: a rebuild is made from the
+    snapshot; recipes: of those that were."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        devices: FakeDevices | None,
+        file: Path | None = None,
+        *,
+        from_snapshot: bool = False,
+    ) -> None:
         self.orders, self.devices, self.scribe = orders, devices, Scribe()
         home = devices.bind(devices.list()[0].uuid) if devices else None
-        self.built = 0
+        self.built, self.recipes = 0, list[Recipe]()
 
         def build(where: Any) -> SleepyEngine:
             self.built += 1
             return SleepyEngine(orders, where, self.built - 1)
+
+        def build_from(recipe: Recipe, where: Any) -> SleepyEngine:
+            self.recipes.append(recipe)
+            return build(where)
 
         self.engine = Renewable(build, home) if home else Renewable(build)
         self.instance = Instance(WHO, self.engine, Lifecycle())
@@ -44,7 +60,8 @@ class World:
         self.pool = HotPool(
             Parts(
                 self.instance, self.engine, LoopClock(), self.scribe, devices,
-                options={"api_key": "hush", "dtype": "fp32"}, snapshot_file=file, settings=settings,
+                recipe=RECIPE, build=build_from if from_snapshot else None,
+                snapshot_file=file, settings=settings,
             )
         )  # fmt: skip
 
@@ -72,9 +89,12 @@ def lived(
     orders: Orders | None = None,
     devices: FakeDevices | None = None,
     file: Path | None = None,
+    *,
+    from_snapshot: bool = False,
 ) -> World:
     async def main() -> World:
-        world = await World(orders or Orders(), devices, file).begin()
+        world = World(orders or Orders(), devices, file, from_snapshot=from_snapshot)
+        await world.begin()
         await test(world)
         return world
 

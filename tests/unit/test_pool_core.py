@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import zlib
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,22 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.devices.door import Device
-from services.engine import FIXED_PROMPT, EngineFacts
 from services.pool.lru import MOST_ASLEEP, Sleeper, to_cool
-from services.pool.memory import jsonable
 from services.pool.observe import Held, contradiction
 from services.pool.place import BUSY, NoRoom, choose, fits, reachable
 from services.pool.plan import Member, find, members, share, sleepers, why_keep
-from services.pool.snapshot import (
-    MAX_BYTES,
-    ModelFile,
-    ModelParts,
-    Snapshot,
-    SnapshotRefused,
-    decode,
-    encode,
-    foreign,
-)  # fmt: skip
 from services.pool.verify import Answer, garbage, kept_back
 
 SLEEPERS = st.lists(
@@ -207,126 +192,6 @@ def test_an_id_that_stands_in_two_regions() -> None:
     assert find(pool, "s0", "eu") == (pool[1],)
 
 
-def big_model(layers: int) -> ModelParts:
-    names = [f"model.layers.{n}.{part}.weight" for n in range(layers) for part in ("q", "k", "v", "o", "up")]
-    table = tuple((n, "BF16", [576, 576], "model.safetensors", i, i + 1) for i, n in enumerate(names))
-    return ModelParts("/m", {"layers": layers}, (ModelFile("model.safetensors", 9, "sha256:00"),), table)
-
-
-SNAPSHOT = Snapshot(
-    identity={
-        "service": "chat",
-        "instance": "s0",
-        "region": "us",
-        "stage": "stable",
-        "version": "7",
-        "model": "m",
-    },
-    facts={"name": "torch", "model": "m", "context": 2048, "kv_block": 16},
-    options={"dtype": "float32"},
-    device="GPU-0",
-    level=1,
-    prompt="hi",
-    answer=Answer((1, 2, 3), "one two three"),
-    held=300,
-    asleep=10,
-    taken_at=1_800_000_000,
-    model=big_model(3),
-)
-
-
-@given(
-    st.builds(
-        Snapshot,
-        identity=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=4),
-        facts=st.dictionaries(st.text(max_size=9), st.integers() | st.text(max_size=9), max_size=4),
-        options=st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=4),
-        device=st.text(max_size=9),
-        level=st.integers(1, 2),
-        prompt=st.text(max_size=40),
-        answer=st.builds(Answer, st.lists(st.integers(-1, 2**31)).map(tuple), st.text(), st.text()),
-        held=st.integers(0, 2**45),
-        model=st.integers(0, 3).map(big_model),
-    )
-)
-def test_a_snapshot_comes_back_as_it_was(snapshot: Snapshot) -> None:
-    raw = encode(snapshot)
-    assert len(raw) <= MAX_BYTES
-    assert decode(raw) == snapshot
-
-
-def test_a_large_model_is_deflated_and_stays_within_the_bound() -> None:
-    raw = encode(replace(SNAPSHOT, model=big_model(200)))
-    assert b" deflate " in raw[:120]
-    assert len(raw) <= MAX_BYTES
-    assert decode(raw).model == big_model(200)
-
-
-def test_what_can_not_be_bounded_is_refused() -> None:
-    noise = tuple((hashlib.sha256(b"%d" % n).hexdigest(), "F32", [1], "x", n, n) for n in range(3000))
-    with pytest.raises(SnapshotRefused, match="more than 46080"):
-        encode(replace(SNAPSHOT, model=ModelParts(tensors=noise)))
-
-
-RAW = encode(SNAPSHOT)
-
-
-def with_head(field: int, value: str) -> bytes:
-    head, _, body = RAW.partition(b"\n")
-    words = head.decode().split(" ")
-    words[field] = value
-    return " ".join(words).encode() + b"\n" + body
-
-
-def bomb() -> bytes:
-    body = zlib.compress(b" " * (8 * 2**20), 9)
-    return f"WEIR-SNAPSHOT 1 {hashlib.sha256(body).hexdigest()} deflate {len(body)}\n".encode() + body
-
-
-@pytest.mark.parametrize(
-    ("raw", "why"),
-    [
-        (b"", "foreign"),
-        (b"\x00" * 5000, "foreign"),
-        (b'{"hello": 1}\n', "foreign"),
-        (with_head(1, "2"), "version 2"),
-        (RAW[:-1], "cut off"),
-        (RAW + b"x", "cut off"),
-        (RAW[:-20] + b"#" + RAW[-19:], "corrupt"),
-        (with_head(3, "zstd"), "unknown encoding"),
-        (bomb(), "larger than"),
-    ],
-)
-def test_a_foreign_or_broken_snapshot_is_refused_by_name(raw: bytes, why: str) -> None:
-    with pytest.raises(SnapshotRefused, match=why) as raised:
-        decode(raw, "run/s0.snapshot")
-    assert "run/s0.snapshot" in str(raised.value)
-
-
-@given(st.data())
-def test_no_changed_byte_goes_unnoticed(data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(RAW) - 1))
-    other = data.draw(st.integers(0, 255).filter(lambda b: b != RAW[place]))
-    changed = RAW[:place] + bytes([other]) + RAW[place + 1 :]
-    with pytest.raises(SnapshotRefused):
-        decode(changed)
-
-
-def test_a_body_that_lacks_a_field_is_refused() -> None:
-    body = json.loads(RAW.partition(b"\n")[2])
-    del body["prompt"]
-    raw = json.dumps(body).encode()
-    head = f"WEIR-SNAPSHOT 1 {hashlib.sha256(raw).hexdigest()} json {len(raw)}\n".encode()
-    with pytest.raises(SnapshotRefused, match="prompt"):
-        decode(head + raw)
-
-
-def test_another_instances_snapshot_is_told_apart() -> None:
-    assert foreign(SNAPSHOT, SNAPSHOT.identity, SNAPSHOT.facts) == ""
-    assert "version" in foreign(SNAPSHOT, {**SNAPSHOT.identity, "version": "8"}, SNAPSHOT.facts)
-    assert "context" in foreign(SNAPSHOT, SNAPSHOT.identity, {**SNAPSHOT.facts, "context": 1})
-
-
 def test_garbage_is_seen_by_ids_and_by_text_where_there_are_no_ids() -> None:
     assert garbage(Answer((1, 2), "a b"), Answer((1, 2), "a b")) == ""
     assert "[1, 3]" in garbage(Answer((1, 2), "a b"), Answer((1, 3), "a b"))
@@ -342,37 +207,6 @@ def test_memory_that_was_kept_back_is_told() -> None:
     assert "only 0 of" in kept_back(20 * GIB, 20 * GIB)
     assert "30%" in kept_back(20 * GIB, 14 * GIB), "vllm#32714: 6 GB instead of 20"
     assert kept_back(0, 0) == "", "an engine that holds none"
-
-
-def test_the_snapshot_of_smollm2_is_within_12_and_45_kb() -> None:
-    """From its shapes alone, as its safetensors header has them: the weights need not be here."""
-    layer = {
-        "input_layernorm": [576], "mlp.down_proj": [576, 1536], "mlp.gate_proj": [1536, 576],
-        "mlp.up_proj": [1536, 576], "post_attention_layernorm": [576], "self_attn.k_proj": [192, 576],
-        "self_attn.o_proj": [576, 576], "self_attn.q_proj": [576, 576], "self_attn.v_proj": [192, 576],
-    }  # fmt: skip
-    names = {"model.embed_tokens.weight": [49152, 576], "model.norm.weight": [576]}
-    names |= {f"model.layers.{n}.{part}.weight": shape for n in range(30) for part, shape in layer.items()}
-    table, end = [], 0
-    for name, shape in sorted(names.items()):
-        size = 2
-        for side in shape:
-            size *= side
-        table.append((name, "BF16", shape, "model.safetensors", end, end + size))
-        end += size
-    assert end == 269_030_016, "bytes of the model's safetensors file after its header"
-    files = tuple(ModelFile(n, end, "sha256:" + "0" * 64) for n in ("model.safetensors", "tokenizer.json"))
-    snapshot = Snapshot(
-        identity={"instance": "chat-stable-0"},
-        facts=jsonable(EngineFacts("torch", "smollm2-135m-instruct")),
-        options={},
-        device="cpu",
-        level=1,
-        prompt=FIXED_PROMPT,
-        answer=Answer((314, 253, 1165), " is a small"),
-        model=ModelParts("/models/smollm2-135m-instruct", {}, files, tuple(table)),
-    )
-    assert 12 * 1024 <= len(encode(snapshot)) <= 45 * 1024
 
 
 @pytest.mark.parametrize(
