@@ -107,15 +107,17 @@ def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
     if stack.engine == "torch":
         stack = replace(stack, options={**stack.options, "device": where.torch})
     elif stack.engine == "vllm" and where.uuid != CPU:
-        # An operator's own list (tensor parallelism) stays.
-        stack = replace(stack, options={"device": where.uuid, **stack.options})
+        # An operator's own list (tensor parallelism) stays while it holds the place that all others hear of.
+        named = stack.options.get("device", "")
+        device = named if where.uuid in named.split(",") else where.uuid
+        stack = replace(stack, options={**stack.options, "device": device})
     return assemble(stack, clock, random.Random())  # noqa: S311 (jitter, no secret)
 
 
 def _wanted(settings: Settings) -> str:
-    """--device; for the torch engine also its own option of that name."""
-    option = settings.stack.options.get("device", "") if settings.stack.engine == "torch" else ""
-    return settings.device or option.removeprefix("auto")
+    """--device, else the engine's own option of that name; of a list, the first."""
+    option = settings.stack.options.get("device", "") if settings.stack.engine in ON_DEVICES else ""
+    return settings.device or option.removeprefix("auto").partition(",")[0]
 
 
 def _see(binding: Binding) -> None:
