@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
@@ -33,14 +33,21 @@ way."""
 LAST_WORDS_S = 1.0
 """How long a client may take to read why its stream ends; one who doesn't read would wait for ever."""
 FLUSH_POLL_S = 0.01
+WRITE_S = 30.0
+"""How long a write to a client may stand still by default: what comes after it waits in memory, and in the
+end in the engine."""
 HeadersOf = Callable[[], Mapping[str, str]]
 """Called when the first token is there: what is told then, only then is known."""
+
+
+class Stalled(ConnectionError):
+    """The client has read nothing for too long; its line is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What is to be answered. parts: one sequence per choice. first_byte_s, deadline_s, own_limit: as in
-    services.caller."""
+    services.caller. write_s: how long a write may stand still."""
 
     ask: Ask
     identity: str
@@ -50,6 +57,7 @@ class Order:
     deadline_s: float | None
     own_limit: bool
     headers: HeadersOf
+    write_s: float = WRITE_S
 
     def usage(self) -> say.Usage:
         """Prompts are counted once, however many choices each has."""
@@ -85,7 +93,8 @@ def _late(*, own: bool) -> ApiError:
 
 async def stream(request: web.Request, order: Order) -> web.StreamResponse:
     """SSE. The first token is awaited before headers go out. Raises ApiError; where that is after the first
-    byte, BEGUN stands in the request, and `broken_off` has to follow."""
+    byte, BEGUN stands in the request, and `broken_off` has to follow. Raises Stalled where the client doesn't
+    read: its line is cut then."""
     ends = None if order.deadline_s is None else asyncio.get_running_loop().time() + order.deadline_s
     try:
         async with (
@@ -97,20 +106,54 @@ async def stream(request: web.Request, order: Order) -> web.StreamResponse:
             answer = web.StreamResponse(headers={**order.headers(), **SSE_HEADERS})
             await answer.prepare(request)
             request[BEGUN] = answer
-            await _events(answer, order, first, pieces)
+            line = _Line(request, order)
+            await _events(line.write, order, first, pieces)
             request[_SAID_ALL] = True
-            await answer.write(say.DONE)
+            await line.write(say.DONE)
     except TimeoutError:
         raise _late(own=order.own_limit or BEGUN in request) from None
-    await answer.write_eof()
+    await line.end(answer)
     return answer
 
 
+class _Line:
+    """The way to a client: a write takes as long as it likes while some of it gets through."""
+
+    def __init__(self, request: web.Request, order: Order) -> None:
+        self._writer, self._protocol = cast(StreamWriter, request.writer), request.protocol
+        self._limit_s, self._who = order.write_s, order.identity
+
+    async def write(self, data: bytes) -> None:
+        await self._writer.write(data, drain=False)
+        if self._protocol.writing_paused:
+            await self._patient(self._writer.drain())
+
+    async def end(self, answer: web.StreamResponse) -> None:
+        await self._patient(answer.write_eof())
+
+    async def _patient(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Wait for it. Raises Stalled, with the line cut, when nothing moves for the limit."""
+        line, sent = self._protocol.transport, asyncio.ensure_future(sending)
+        try:
+            while line is not None:
+                before = line.get_write_buffer_size()
+                if (await asyncio.wait((sent,), timeout=self._limit_s))[0]:
+                    break
+                if line.get_write_buffer_size() >= before:
+                    line.abort()
+                    raise Stalled(f"{self._who}: cut: its client read nothing for {self._limit_s:g} s")
+            await sent
+        finally:
+            sent.cancel()
+
+
 async def _events(
-    answer: web.StreamResponse, order: Order, first: Piece, pieces: AsyncGenerator[Piece, None]
+    write: Callable[[bytes], Awaitable[None]],
+    order: Order,
+    first: Piece,
+    pieces: AsyncGenerator[Piece, None],
 ) -> None:
-    events = say.Events(order.ask, order.identity, order.created)
-    write, with_ids = answer.write, order.ask.token_ids
+    events, with_ids = say.Events(order.ask, order.identity, order.created), order.ask.token_ids
     await write(_event(events, first, with_ids))
     async for piece in pieces:
         if event := _event(events, piece, with_ids):

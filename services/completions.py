@@ -44,11 +44,13 @@ END_S = answer.LAST_WORDS_S + 0.5
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What the server needs besides its instance. chance: seeds of requests that name none, and ids."""
+    """What the server needs besides its instance. chance: seeds of requests that name none, and ids. write_s:
+    how long a write to a client may stand still before it is cut."""
 
     tenants: Tenants = field(default_factory=tenants_file.load)
     chance: Random = field(default_factory=SystemRandom)
     tracing: Tracing = field(default_factory=NoTracing)
+    write_s: float = answer.WRITE_S
 
 
 class Completions:
@@ -99,9 +101,11 @@ class Completions:
         except asyncio.CancelledError:
             code = CLIENT_GONE
             raise
-        except ConnectionError:
+        except ConnectionError as gone:
             # The client left while we were writing; an exception would fill the log with tracebacks.
             code = CLIENT_GONE
+            if isinstance(gone, answer.Stalled):
+                log.warning("%s", gone)
             return request.get(answer.BEGUN) or web.Response(status=CLIENT_GONE)
         finally:
             self._it.leave()
@@ -177,6 +181,7 @@ class Completions:
             deadline_s=who.deadline_s,
             own_limit=who.own_limit,
             headers=lambda: self._told(who, parts),
+            write_s=self._edge.write_s,
         )
         return order, tuple(job.request_id for job in jobs)
 

@@ -7,12 +7,14 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
+from random import Random
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from services import answer
+from services.server import Edge
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import HANG, Scripted
 from tests.virtual import leap
@@ -104,6 +106,32 @@ def test_a_client_that_does_not_read_holds_nobody_up(ended_by: str, monkeypatch:
             assert it.sample("weir_executor_streams_cut_total") == 1
 
     served(test, engine=engine)
+
+
+def test_a_client_that_reads_nothing_is_cut_after_the_limit_and_one_that_reads_a_little_is_not() -> None:
+    engine = Scripted([BIG, HANG])
+
+    async def test(it: Running) -> None:
+        async with stuck(it) as (client, line):
+            for _ in range(2):
+                left = line.get_write_buffer_size()
+                while line.get_write_buffer_size() >= left:
+                    assert await asyncio.to_thread(client.recv, 1 << 20)
+                leap(20)
+                assert await it.status("/health") == 200  # the loop has been round with the time as it is
+                assert engine.running == 1
+            leap(20)
+            await it.until(lambda: it.instance.in_flight == 0)
+            assert engine.running == line.get_write_buffer_size() == 0
+            assert it.sample("weir_executor_requests_total", code="499") == 1
+
+            def rest() -> bytes:
+                return b"".join(iter(lambda: client.recv(1 << 20), b""))
+
+            with contextlib.suppress(ConnectionResetError):
+                assert not (await asyncio.to_thread(rest)).endswith(b"0\r\n\r\n")
+
+    served(test, engine=engine, edge=Edge(chance=Random(1), write_s=20))
 
 
 def test_a_client_that_reads_late_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
