@@ -193,14 +193,16 @@ class FallbackEngine:
         A request without a length of its own (`open_ended`, or one that fills the context to its last token,
         which is what other doors make of a missing max_tokens) counts with its prompt alone, or every such
         request to a model of a long context would be a long sequence; the primary gives it what fits into its
-        own context.
+        own context (where it only guesses what the prompt leaves, that is the server's to say).
         """
         primary, told = self._pair.primary, self.facts().context
         stats, context = primary.stats(), primary.facts().context
         prompt, refusal = self._measure(request)
         open_ended = request.open_ended or (bool(told) and prompt + request.max_tokens >= told)
         if open_ended and prompt < context < told:
-            request = replace(request, max_tokens=min(request.max_tokens, context - prompt))
+            guessed = primary.facts().estimates and not request.prompt_ids
+            left = context if guessed else context - prompt
+            request = replace(request, max_tokens=min(request.max_tokens, left))
         facts = Facts(
             sequence_tokens=prompt + (1 if open_ended else request.max_tokens),
             context=context,

@@ -73,7 +73,7 @@ DEFAULT_RULES = (
 class Facts:
     """What is known when somebody must choose.
 
-    sequence_tokens: prompt (0 where only the server can count) and max_tokens. context: of the primary, 0:
+    sequence_tokens: prompt and max_tokens, guessed where EngineFacts say so. context: of the primary, 0:
     not known. fragmentation: of the primary's memory, 0..1. running: sequences at the primary. fragmented:
     whether the fragmentation rule held the last time. error: code of the fault that the primary answered this
     request with, or died of; refused: code of its refusal. secondary_dead: nobody to fall back

@@ -9,6 +9,7 @@ import pytest
 
 from services.batching import Scheduled
 from services.engine import EngineFacts
+from services.fallback.engine import FallbackEngine
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import Scripted
 
@@ -68,6 +69,18 @@ def test_a_guessed_size_refuses_nothing_and_shortens_nothing() -> None:
             assert (await it.post(TEXT_PATH, TEXT | known))[0] == 400
 
     served(test, engine=Scheduled(engine))
+
+
+def test_a_fallback_shortens_nothing_by_a_guess_either() -> None:
+    """Who asks for all there is stays with the first engine, whose server knows what its context leaves."""
+    first = Scripted(["a"], facts=EngineFacts("first", "echo-1", context=1000, estimates=True))
+    second = Scripted(["b"], facts=EngineFacts("second", "echo-1", context=4000))
+
+    async def test(it: Running) -> None:
+        assert (await it.post(TEXT_PATH, TEXT | {"prompt": "x" * 600, "max_tokens": 3995}))[0] == 200
+        assert [job.max_tokens for job in first.seen] == [1000]
+
+    served(test, engine=FallbackEngine(Scheduled(first), second))
 
 
 def test_a_chat_that_names_no_limit_gets_what_the_context_leaves() -> None:
