@@ -36,7 +36,7 @@ from services.models.store import find as find_model
 from services.pool import metrics as pool_metrics
 from services.pool.hotstart import HotPool
 from services.pool.keeper import Agent
-from services.pool.parts import Herald, Nobody, Parts, PoolSettings
+from services.pool.parts import Herald, Nobody, Parts
 from services.pool.renewable import Renewable
 from services.pool.watch import watchers
 from services.registration import LEAVE_S, Drain, Registration, quiet
@@ -212,7 +212,7 @@ def _pool(
             build=lambda recipe, where: _engine(settings.stack.made_from(recipe), where, clock),
             model_folder=_model_folder(settings.stack),
             snapshot_file=file,
-            settings=PoolSettings(drain=drain),
+            settings=replace(settings.pool, drain=drain),
             slices=settings.stack.engine == "vllm",
         )
     )

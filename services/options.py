@@ -23,6 +23,15 @@ def _opt(panel: str, text: str, *names: str, least: float | None = None) -> Any:
     return typer.Option(*names, help=text, min=least, rich_help_panel=panel)
 
 
+def _list_settings(asked: bool) -> None:
+    if not asked:
+        return
+    from services.tuning_table import show
+
+    show()
+    raise typer.Exit
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """What was said on the command line, unchecked. given: names of the fields that were said there."""
@@ -79,6 +88,19 @@ class Told:
         _opt(MEMORY, "Become the instance of this snapshot: who it is, engine, model, options; verified."),
     ] = ""
 
+    tune: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other number: NAME=VALUE, as in pool.busy=0.9 (see --settings)."),
+    ] = None
+    settings: Annotated[
+        bool,
+        typer.Option(
+            "--settings",
+            help="List what --set takes: names, defaults, units.",
+            is_eager=True,
+            callback=_list_settings,
+        ),
+    ] = False
     debug: Annotated[bool, typer.Option(help="Also /echo.")] = False
     check: Annotated[
         bool, typer.Option("--check", help="Only say whether options and model make sense; start nothing.")

@@ -13,6 +13,7 @@ from services.assembly import Stack
 from services.checked import address
 from services.devices.host import host_id
 from services.instance import Identity
+from services.pool.parts import PoolSettings
 from services.registration import Drain
 from services.restore import Restored
 from services.tenants import Tenants
@@ -26,7 +27,7 @@ class Settings:
 
     device: uuid, "cpu", or "" for what is best. run_dir: folder for the snapshot of a sleeping instance.
     device_memory: bytes of it to claim, 0 for none. tenants: None for those that ship. restored: the snapshot
-    that it is to become, which all else here is in accord with already.
+    that it is to become, which all else here is in accord with already. pool: but for its drain.
     """
 
     identity: Identity
@@ -43,6 +44,7 @@ class Settings:
     device_memory: int = 0
     tenants: Tenants | None = None
     restored: Restored | None = None
+    pool: PoolSettings = field(default_factory=PoolSettings)
 
 
 def row(settings: Settings) -> register.Instance:

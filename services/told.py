@@ -15,11 +15,13 @@ from services.batching.model import BatchingSettings
 from services.instance import Identity
 from services.kv.sizes import parse_size
 from services.options import Told
+from services.pool.parts import PoolSettings
 from services.registration import Drain
 from services.restore import as_told, restored
 from services.settings import Settings
 from services.tenants import Tenants
 from services.tenants_file import FILE, load
+from services.tuning import tuned
 
 
 def settings_of(told: Told) -> Settings:
@@ -50,6 +52,7 @@ def settings_of(told: Told) -> Settings:
         device_memory=_bytes(told.device_memory),
         tenants=table,
         restored=again,
+        pool=tuned("pool", PoolSettings(), told.tune or ()),
     )
 
 
@@ -76,13 +79,17 @@ def stack_of(told: Told, table: Tenants) -> Stack:
         fallback=told.fallback,
         fallback_options=pairs("--fallback-option", told.fallback_option),
         rules=told.fallback_rules,
-        batching=BatchingSettings(
-            batch_size=told.batch_size,
-            max_delay_ms=told.max_delay_ms,
-            concurrency=told.concurrency,
-            queue_limit=told.queue_limit,
-            classes=tuple(sorted(table.priorities, key=table.priorities.__getitem__)),
-        ),
+        batching=tuned("scheduler", _batching(told, table), told.tune or ()),
+    )
+
+
+def _batching(told: Told, table: Tenants) -> BatchingSettings:
+    return BatchingSettings(
+        batch_size=told.batch_size,
+        max_delay_ms=told.max_delay_ms,
+        concurrency=told.concurrency,
+        queue_limit=told.queue_limit,
+        classes=tuple(sorted(table.priorities, key=table.priorities.__getitem__)),
     )
 
 

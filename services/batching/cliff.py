@@ -22,7 +22,7 @@ class CliffSettings:
     dwell_max: where doubling ends. delay_factor: what each level makes of the delay. alpha: weight of the
     newest sample in what is usual. A probe that gives `better` times the smaller batch's throughput, or
     after `probes` failures no_worse times, is accepted. no_worse under (1 - n) / (1 + n) makes sure of that
-    in noise of up to n.
+    in noise of up to n. Raises ValueError for values that make no sense.
     """
 
     drop: float = 0.30
@@ -38,6 +38,16 @@ class CliffSettings:
     better: float = 1.1
     no_worse: float = 0.8
     probes: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "recover", "alpha", "no_worse"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name):g}: more than 0, at most 1")
+        for name in ("lows", "learn", "goods", "dwell", "patience", "probes", "delay_factor", "better"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} = {getattr(self, name):g}: at least 1")
+        if self.dwell_max < self.dwell:
+            raise ValueError(f"dwell_max = {self.dwell_max}: at least dwell ({self.dwell})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,10 @@ class PoolSettings:
     the engine sleeps. wake_limit_s: longest wake. start_limit_s: longest cold start. ask_limit_s: longest
     answer to the fixed prompt. close_limit_s: longest goodbye of an engine that is replaced. cold_tries:
     cold starts before it stays quarantined. given_back: least share of memory. busy: load of a device over
-    which a sleeper wakes elsewhere.
+    which a sleeper wakes elsewhere. most_asleep: instances that sleep on one device; beyond, the least
+    recently used goes cold. heal_first_s: so long one that is broken is left alone before its first cold
+    start, for others to notice; heal_longest_s: at most so long between two, doubling.
+    Raises ValueError for values that make no sense.
     """
 
     drain: Drain = field(default_factory=Drain)
@@ -62,6 +65,17 @@ class PoolSettings:
     most_asleep: int = MOST_ASLEEP
     heal_first_s: float = 10.0
     heal_longest_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("wake_limit_s", "start_limit_s", "ask_limit_s", "close_limit_s", "heal_first_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name):g}: more than 0")
+        for name in ("given_back", "busy"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name):g}: from 0 to 1")
+        for name, low in (("cold_tries", 1), ("most_asleep", 0), ("heal_longest_s", self.heal_first_s)):
+            if not getattr(self, name) >= low:
+                raise ValueError(f"{name} = {getattr(self, name):g}: at least {low:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,8 @@ def test_a_silent_consul_is_told() -> None:
 def test_a_process_whose_engine_wakes_broken_serves_again_by_a_cold_start(
     tmp_path: Path, options: tuple[str, ...], why: str
 ) -> None:
-    flags = [word for option in options for word in ("--option", option)]
+    flags = [word for option in (*options, "die_after=6") for word in ("--option", option)]
+    flags += ["--set", "pool.heal_first_s=0.1"]
     with executor(
         tmp_path, "127.107.5.30", "--engine", "sim", "--admin", f"127.107.5.30:{ADMIN}", *flags
     ) as it:
@@ -211,6 +212,9 @@ def test_a_process_whose_engine_wakes_broken_serves_again_by_a_cold_start(
         text = it.ask("GET", "/metrics")[1]
         assert "weir_pool_cold_starts_total 1.0" in text
         assert 'weir_pool_verbs_total{code="done",verb="wake"} 1.0' in text
+        assert it.ask("POST", "/v1/completions", ask | {"max_tokens": 9})[0] == 503, "it dies"
+        until("healed without Consul and by nobody", lambda: verb(it, "/state", "GET")[1]["cold_starts"] == 2)
+        assert it.ask("POST", "/v1/completions", ask)[1]["choices"] == before
 
 
 def test_a_process_whose_engine_keeps_its_memory_never_says_that_it_slept(tmp_path: Path) -> None:
