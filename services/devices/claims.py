@@ -122,7 +122,9 @@ def _hold(folder: Path) -> int:
         except FileNotFoundError:
             continue  # removed between being made and being opened
         except WeirError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            # Or half-way through that: there when it was to be made, gone when it was looked at.
+            stands = os.path.lexists(folder) and not folder.is_dir()
+            if isinstance(error.__cause__, FileNotFoundError | FileExistsError) and not stands:
                 continue
             raise
         fcntl.flock(handle, fcntl.LOCK_EX)

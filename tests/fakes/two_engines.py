@@ -69,7 +69,7 @@ class Script:
     def size(self, request: GenerateRequest) -> int:
         if self.size_error is not None:
             raise self.size_error
-        return len(request.prompt)
+        return len(request.prompt_ids) or len(request.prompt)
 
     def stats(self) -> EngineStats:
         running = self.running + self.extra_running

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regions.cli.errors import Refused
+from regions.cli.errors import Refused, WeirError
 from services.devices import claims
 from services.devices.claims import Claim, claimed, why_not
 from services.devices.door import Device
@@ -101,3 +101,24 @@ def test_a_folder_that_another_one_made_anew_is_the_one_that_counts(
         assert len(waited) == 3
         assert len(list(folder.iterdir())) == 1
     assert not folder.exists()
+
+
+def test_a_folder_that_goes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mkdir says that it is there, and it isn't any more when Python looks what it is."""
+    folder, seen, real = tmp_path / "d", list[Path](), Path.is_dir
+
+    def gone(path: Path) -> bool:
+        if path == folder and not seen:
+            seen.append(path)
+            folder.rmdir()
+        return real(path)
+
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(Path, "is_dir", gone)
+    with claimed(folder, CARD, GIB, "late"):
+        assert seen == [folder]
+    folder.write_text("no folder")
+    with pytest.raises(WeirError, match="a file stands"), claimed(folder, CARD, GIB, "next"):
+        pass
