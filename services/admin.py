@@ -124,6 +124,7 @@ async def _device(pool: HotPool) -> dict[str, Any] | None:
         return {"uuid": uuid, "lost": "it doesn't answer"}
     return {
         "uuid": uuid,
+        "kind": devices.kind,
         "name": found.name,
         "load": round(found.load, 4),
         "memory_total": found.memory_total,

@@ -57,9 +57,7 @@ HURRY_S = 0.5
 async def serve(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; drain; leave. Raises UsageError, WeirError when it can't start."""
     stop, clock = Stop(), SystemClock()
-    devices, binding = at_start(_wanted(settings), gpu=settings.stack.engine in ON_DEVICES)
-    if settings.stack.engine == "torch" and binding.uuid != CPU:
-        _see(binding)
+    devices, binding = _place(settings)
     engine = Renewable(lambda where: _engine(settings.stack, where, clock), binding)
     instance = Instance(settings.identity, engine, Lifecycle())
     async with contextlib.AsyncExitStack() as stack:
@@ -106,12 +104,23 @@ def _engine(stack: Stack, where: Binding, clock: Clock) -> Engine:
     """The engine for this place, not started; again after a cold start, on another device after a move."""
     if stack.engine == "torch":
         stack = replace(stack, options={**stack.options, "device": where.torch})
-    elif stack.engine == "vllm" and where.uuid != CPU:
+    elif stack.engine == "vllm" and where.torch != CPU:
         # An operator's own list (tensor parallelism) stays while it holds the place that all others hear of.
         named = stack.options.get("device", "")
         device = named if where.uuid in named.split(",") else where.uuid
         stack = replace(stack, options={**stack.options, "device": device})
     return assemble(stack, clock, random.Random())  # noqa: S311 (jitter, no secret)
+
+
+def _place(settings: Settings) -> tuple[Devices, Binding]:
+    """The devices there are, and where the engine starts."""
+    engine = settings.stack.engine
+    devices, binding = at_start(_wanted(settings), gpu=engine in ON_DEVICES, fake=settings.devices)
+    if devices.kind == "fake":
+        log.warning("fake devices: %s is pretended, the engine runs on the CPU", binding.uuid)
+    if engine == "torch" and binding.torch != CPU:
+        _see(binding)
+    return devices, binding
 
 
 def _wanted(settings: Settings) -> str:

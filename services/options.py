@@ -79,6 +79,9 @@ class Told:
     ] = 0.5
 
     device: Annotated[str, _opt(MEMORY, "Device: UUID of `weir device list`, or cpu; empty: the best.")] = ""
+    devices: Annotated[
+        str, _opt(MEMORY, "fake:SEED[:COUNT]: pretended GPUs, to try the pool; it all runs on the CPU.")
+    ] = ""
     device_memory: Annotated[
         str, _opt(MEMORY, "Share of the device to claim (6GiB): who can't fit beside others is refused.")
     ] = ""

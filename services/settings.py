@@ -25,9 +25,10 @@ _WILDCARDS = ("0.0.0.0", "::", "[::]")  # noqa: S104 (refused, not bound)
 class Settings:
     """What `weir executor` is started with. Addresses are host:port; consul "" means: don't register.
 
-    device: uuid, "cpu", or "" for what is best. run_dir: folder for the snapshot of a sleeping instance.
-    device_memory: bytes of it to claim, 0 for none. tenants: None for those that ship. restored: the snapshot
-    that it is to become, which all else here is in accord with already. pool: but for its drain.
+    device: uuid, "cpu", or "" for what is best. devices: "fake:SEED[:COUNT]", or "" for those there are.
+    run_dir: folder for the snapshot of a sleeping instance. device_memory: bytes of it to claim, 0 for none.
+    tenants: None for those that ship. restored: the snapshot that it is to become, which all else here is in
+    accord with already. pool: but for its drain.
     """
 
     identity: Identity
@@ -40,6 +41,7 @@ class Settings:
     drain: Drain = field(default_factory=Drain)
     debug: bool = False
     device: str = ""
+    devices: str = ""
     run_dir: str = ""
     device_memory: int = 0
     tenants: Tenants | None = None

@@ -12,6 +12,7 @@ from regions.cli.errors import UsageError
 from services import checked
 from services.assembly import Stack
 from services.batching.model import BatchingSettings
+from services.devices.fake import pretended
 from services.instance import Identity
 from services.kv.sizes import parse_size
 from services.options import Told
@@ -35,6 +36,8 @@ def settings_of(told: Told) -> Settings:
         raise UsageError(
             "--consul", "needs --sidecar", "the address others are to call, such as 127.0.0.1:9000"
         )
+    if told.devices:
+        pretended(told.devices)
     who = identity_of(told, stack.model)
     checked.check(who, stack, told.listen, told.admin, table.priorities)
     return Settings(
@@ -48,6 +51,7 @@ def settings_of(told: Told) -> Settings:
         drain=Drain(told.drain_deadline_s, told.drain_settle_s),
         debug=told.debug,
         device=told.device,
+        devices=told.devices,
         run_dir=told.run_dir,
         device_memory=_bytes(told.device_memory),
         tenants=table,

@@ -29,14 +29,17 @@ def _group() -> None:
 @app.command("list")
 def list_(
     cpu: Annotated[bool, typer.Option("--cpu", help="The CPU, also where there are GPUs.")] = False,
+    kind: Annotated[
+        str, typer.Option("--devices", help="fake:SEED[:COUNT]: pretended GPUs, as weir executor takes them.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """GPUs and their MIG slices; the CPU where there is no GPU. Load, memory, processes."""
-    from regions.cli.output import emit_json, table
+    from regions.cli.output import emit_json, table, talk
     from services.devices import checkpoint
     from services.devices.here import devices
 
-    found = devices("cpu" if cpu else "")
+    found = devices(_kind(kind, cpu=cpu))
     try:
         seen = found.list()
     finally:
@@ -47,6 +50,18 @@ def list_(
         emit_json(body | {"process_checkpoints": not why_not, "why_no_checkpoints": why_not or None})
         return
     table().print(_table(seen))
+    if found.kind == "fake":
+        talk().print("These devices are fake: what is bound to one runs on the CPU.", style="yellow")
+
+
+def _kind(kind: str, *, cpu: bool) -> str:
+    from regions.cli.errors import UsageError
+
+    if kind and cpu:
+        raise UsageError("--cpu", "and --devices are two answers to one question", "give one of them")
+    if kind and not kind.startswith("fake"):
+        raise UsageError(f"--devices {kind!r}", "not fake:SEED[:COUNT]", "leave it out for the machine's own")
+    return "cpu" if cpu else kind
 
 
 def as_json(device: Device) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Seeded devices for machines without a GPU, for tests: loads, memory, slices and loss on order.
+"""Seeded devices for machines without a GPU: loads, memory, slices and loss on order, for tests; and to try
+the pool's moves on a laptop, where what is bound to one runs on the CPU.
 
 Law: no I/O; the same seed gives the same devices with the same loads. It keeps the door's contract, which the
 contract suite checks on it as on the real ones.
@@ -9,18 +10,24 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from regions.cli.errors import UsageError
 from services.devices.door import Binding, Device, DeviceProcess, Slice, find, places, unknown
 from services.faults import DeviceLost
 
 GIB = 2**30
+MOST = 64
 
 
 class FakeDevices:
-    """Devices. count devices of `memory` bytes; loads and memory in use are drawn from the seed until set."""
+    """Devices. count devices of `memory` bytes; loads and memory in use are drawn from the seed until set.
+    on_cpu: what is bound to one is to run on the CPU, for there is no GPU behind it."""
 
     kind = "fake"
 
-    def __init__(self, seed: int = 0, count: int = 2, memory: int = 80 * GIB) -> None:
+    def __init__(
+        self, seed: int = 0, count: int = 2, memory: int = 80 * GIB, *, on_cpu: bool = False
+    ) -> None:
+        self._on_cpu = on_cpu
         rng = Random(seed)  # noqa: S311 (a fake, seeded on purpose)
         self._devices = {
             device.uuid: device
@@ -47,6 +54,8 @@ class FakeDevices:
         device = find(self.list(), uuid)
         if device is None or device.slices:
             raise unknown(uuid, places(self.list()))
+        if self._on_cpu:
+            return Binding(uuid, "cpu", {"CUDA_VISIBLE_DEVICES": ""})
         return Binding(uuid, f"cuda:{device.index}", {"CUDA_VISIBLE_DEVICES": uuid})
 
     def close(self) -> None:
@@ -82,3 +91,14 @@ class FakeDevices:
 
     def _change(self, uuid: str, **fields: object) -> None:
         self._devices[uuid] = replace(self._devices[uuid], **fields)  # type: ignore[arg-type]
+
+
+def pretended(text: str) -> FakeDevices:
+    """`fake:SEED[:COUNT]` as devices. Raises UsageError."""
+    kind, *numbers = text.split(":")
+    if kind != "fake" or not 1 <= len(numbers) <= 2 or not all(n.isdecimal() and len(n) < 6 for n in numbers):
+        raise UsageError(f"--devices {text!r}", "not fake:SEED[:COUNT]", "for example fake:7:3")
+    seed, count = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 2
+    if not 1 <= count <= MOST:
+        raise UsageError(f"--devices {text!r}", f"{count} devices", f"from 1 to {MOST}")
+    return FakeDevices(seed, count, on_cpu=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from services.devices.door import Binding, Devices, places, unknown
+from services.devices.fake import pretended
 from services.devices.host import CPU, HostDevices
 from services.devices.nvml import NoGpu, NvmlDevices
 
@@ -15,10 +16,12 @@ from services.devices.nvml import NoGpu, NvmlDevices
 def devices(want: str = "") -> Devices:
     """want: "cpu" for the CPU whatever there is, "gpu" for GPUs or NoGpu, "" for what is best.
 
-    nvidia-ml-py need not be installed: without it there are no GPUs.
+    "fake:SEED[:COUNT]" for pretended ones. nvidia-ml-py need not be installed: without it there are no GPUs.
     """
     if want == "cpu":
         return HostDevices()
+    if want.startswith("fake"):
+        return pretended(want)
     try:
         return NvmlDevices(allowed=os.environ.get("CUDA_VISIBLE_DEVICES"))
     except (NoGpu, ModuleNotFoundError) as error:
@@ -28,16 +31,17 @@ def devices(want: str = "") -> Devices:
         return HostDevices()
 
 
-def at_start(want: str, *, gpu: bool) -> tuple[Devices, Binding]:
+def at_start(want: str, *, gpu: bool, fake: str = "") -> tuple[Devices, Binding]:
     """Where an engine starts. want: uuid of a device or slice, "cpu", torch's "cuda" or "cuda:1", or "" for
     the GPU with most memory free (the CPU where there is none or the engine has no use for one: gpu False).
+    fake: "fake:SEED[:COUNT]" for pretended devices instead of the machine's, whatever the engine.
 
     Raises UsageError for an unknown device, NoGpu, DeviceLost.
     """
-    if want == CPU or not (want or gpu):
+    if not fake and (want == CPU or not (want or gpu)):
         host = HostDevices()
         return host, host.bind(CPU)
-    found = devices("gpu" if want else "")
+    found = devices(fake or ("gpu" if want else ""))
     if want:
         return found, found.bind(_uuid(found, want))
     if not found.list():

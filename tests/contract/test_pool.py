@@ -218,11 +218,17 @@ def test_a_process_whose_engine_wakes_broken_serves_again_by_a_cold_start(
 
 
 def test_a_process_whose_engine_keeps_its_memory_never_says_that_it_slept(tmp_path: Path) -> None:
+    """On fake devices, so that it moves as on real ones: off the one that is busier than it may be."""
     ip = "127.107.5.31"
     flags = ("--option", "weights_bytes=1000000", "--option", "leak_bytes=900000", "--admin", f"{ip}:{ADMIN}")
+    flags += ("--devices", "fake:7:3", "--set", "pool.busy=0.2")
     with executor(tmp_path, ip, "--engine", "sim", *flags) as it:
         code, body = verb(it, "/sleep")
         assert (code, body["outcome"]["code"], body["lifecycle"]) == (500, "sleep_failed", "cold")
         assert (it.get("/health"), it.get("/ready")) == (200, 503)
-        assert verb(it, "/wake")[0] == 200
+        busy = body["device"]
+        code, body = verb(it, "/wake")
+        assert (code, body["device"]["kind"], body["device"]["name"]) == (200, "fake", "Fake GPU")
+        assert body["device"]["load"] < 0.2 < busy["load"]
         assert it.get("/ready") == 200
+        assert "the engine runs on the CPU" in it.log.read_text()
