@@ -122,7 +122,8 @@ class Completions:
         try:
             said = await self._complete(request, chat, who, span)
             code = said.status
-            error = str(code) if code >= BAD else "cut" if answer.CUT in request else ""
+            # A mistake of the client is no error of a server's span: HTTP's semantic conventions.
+            error = str(code) if code >= BUG else "cut" if answer.CUT in request else ""
             return said
         except (asyncio.CancelledError, ConnectionError):
             raise  # a client that leaves is no error of ours

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from mesh.clock import Clock, SystemClock
-from services.telemetry import genai, otlp_json, propagation
+from services.telemetry import genai, propagation
 from services.telemetry.trace import Attribute
 
 CLOSE_S = 2.0
@@ -32,20 +32,10 @@ _NO_ERROR = trace.Status(trace.StatusCode.UNSET)
 _SCOPE = InstrumentationScope("weir.executor")
 
 
-class _Exporter(OTLPSpanExporter):  # type: ignore[misc]
-    """OpenTelemetry's own (its settings, connection, retries), with an encoder that costs less."""
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        if self._shutdown:
-            return SpanExportResult.FAILURE
-        sent = self._client.export(otlp_json.body(spans)).success
-        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
-
-
 def otlp() -> SpanExporter:
     """JSON over HTTP: the protobuf exporters break beside xds-protos, which ships an old
     opentelemetry.proto."""
-    return _Exporter()
+    return OTLPSpanExporter()
 
 
 class OtelSpan:

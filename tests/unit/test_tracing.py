@@ -202,12 +202,15 @@ def test_a_caller_that_said_no_is_not_traced_unless_it_fails(collector: Collecto
 def test_errors_and_one_per_cent(collector: Collector) -> None:
     """The one per cent is by trace id, so all services that sample so keep the same traces."""
     good = [(TEXT_PATH, TEXT, {}) for _ in range(400)]
-    bad: list[Any] = [(TEXT_PATH, {"prompt": 7}, {}) for _ in range(3)]
-    traced(tracing(collector, "errors+1%"), Scripted(["a"]), *good, *bad)
+    mistakes: list[Any] = [(TEXT_PATH, {"prompt": 7}, {}) for _ in range(40)]
+    traced(tracing(collector, "errors+1%"), Scripted(["a"]), *good, *mistakes)
+    broken = Scripted([OutOfDeviceMemory("x")])
+    codes = traced(tracing(collector, "errors+1%"), broken, *good[:3])
     failed = [span for span in collector.spans if span.get("status", {}).get("code") == 2]
     kept = [span for span in collector.spans if span not in failed]
-    assert [span["attributes"][genai.ERROR_TYPE] for span in failed] == ["400"] * 3
-    assert len(kept) < 20, "about four of four hundred"
+    assert [span["attributes"][genai.ERROR_TYPE] for span in failed] == list(map(str, codes))
+    assert len(codes) == 3
+    assert len(kept) < 20, "about four of four hundred; a mistake of the client is no error of ours"
     limit = round(0.01 * 2**64)
     assert all(int(span["traceId"][16:], 16) < limit for span in kept)
 
