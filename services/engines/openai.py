@@ -114,7 +114,7 @@ class OpenAiEngine:
         ids = it.token_ids or (self._options.ids == "auto" and found.get("owned_by") in TELL_IDS)
         self._client.target = replace(it, model=str(found["id"]), token_ids=ids)
         context = found.get("max_model_len")
-        self._facts = replace(self._facts, context=context if isinstance(context, int) else 0)
+        self._facts = replace(self._facts, context=context if isinstance(context, int) and context > 0 else 0)
 
     def facts(self) -> EngineFacts:
         return self._facts

@@ -98,7 +98,8 @@ class Upstream:
         limit = aiohttp.ClientTimeout(total=limit_s or self.target.ask_s, connect=self.target.connect_s)
         async with self._faults(f"{method} {path}"):
             url = self.target.base_url + path
-            async with self._http().request(method, url, timeout=limit, **more) as answer:
+            sent = self._http().request(method, url, timeout=limit, allow_redirects=False, **more)
+            async with sent as answer:
                 if answer.status != OK:
                     raise verdict(answer.status, answer.headers, await _start_of(answer))
                 return await answer.text(errors="replace")
@@ -111,7 +112,9 @@ class Upstream:
         limit = aiohttp.ClientTimeout(total=None, sock_connect=it.connect_s, sock_read=it.token_s)
         headers = {"x-request-id": request.request_id, **outgoing_headers(request.request_id), **orca.ASK}
         async with self._faults(f"POST {path}", answer):
-            sent = self._http().post(it.base_url + path, json=body, timeout=limit, headers=headers)
+            url = it.base_url + path
+            # Prompts and key go to the server that was named, and to none that it names.
+            sent = self._http().post(url, json=body, timeout=limit, headers=headers, allow_redirects=False)
             async with sent as response:
                 self._hear(response)
                 if response.status != OK:

@@ -16,6 +16,7 @@ from services.engines.openai import make
 from services.fallback.engine import FallbackEngine
 from services.faults import EngineFault, EngineHung, Refused
 from services.upstream import client
+from services.upstream.client import ConnectionLost
 from tests.contract.engine_suite import answer, until
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, running
 from tests.unit.scripted import Scripted
@@ -67,9 +68,7 @@ class Raw:
                     self.gone.set()
                     return
                 writer.write(piece)
-                await writer.drain()
-                # Else the kernel would make one piece of two.
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # else the kernel would make one piece of two
 
     @contextlib.asynccontextmanager
     async def engine(self, **options: str) -> AsyncIterator[Any]:
@@ -89,6 +88,7 @@ class Raw:
         ([], "connection broke"),
         ([b"HTTP/1.1 200 OK\r\nContent-Ty"], "connection broke"),
         ([b"SSH-2.0-OpenSSH_9.2\r\n\r\n"], "connection broke"),
+        ([b"HTTP/1.1 307 No\r\nLocation: /v1/completions\r\nContent-Length: 0\r\n\r\n"], "answered 307"),
         ([CHUNKED], "connection broke"),
         ([CHUNKED, b"5\r\nda"], "connection broke"),
         ([HEAD + b"Content-Length: 999\r\n\r\n", token("a")], "connection broke.*after 1 tokens"),
@@ -149,6 +149,23 @@ def test_a_stream_whose_engine_is_closed_broke_and_is_no_riddle() -> None:
             await engine.close()
             with pytest.raises(EngineFault, match="after 1 tokens"):
                 await anext(made)
+            # aiohttp says it in two ways, by the moment at which the connection went.
+            with pytest.raises(ConnectionLost):
+                async with engine._client._faults(""):
+                    raise RuntimeError("Connection closed.")
+
+    run_leaping(main())
+
+
+def test_what_the_server_counts_is_learnt() -> None:
+    used = event(choices=[], usage={"prompt_tokens": 500, "completion_tokens": 1})
+    asked = GenerateRequest("r-1", "x" * 1000, 4)
+
+    async def main() -> None:
+        async with Raw([WHOLE, token("a"), token("", "stop"), used, b"data: [DONE]\n\n"]).engine() as engine:
+            before = engine.size(asked)
+            assert (await answer(engine, asked))[-1].prompt_tokens == 500
+            assert before == 250 < engine.size(asked) < 500
 
     run_leaping(main())
 

@@ -151,7 +151,8 @@ def test_the_answer_carries_a_load_report(client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=2)
     report = raw.headers["endpoint-load-metrics"]
     assert report.startswith("TEXT ")
-    assert "named_metrics.kv_cache_usage_perc=" in report
+    # By the name that it has in vLLM's own report: one of ours would be there without any vLLM.
+    assert "named_metrics.num_requests_waiting=0" in report
 
 
 def test_a_client_that_leaves_frees_vllm(serving: Executor) -> None:
