@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from regions.cli.errors import WeirError
 from services.engine import Message
+from services.faults import Refused
 from services.llama.chat import ChatTemplate
 
 REPLACEMENT = "\ufffd"
@@ -30,8 +31,9 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with what the tokenizer puts in front (a BOS, where the model has one)."""
-        return list(self._library.encode(text).ids)
+        """Ids of a prompt, with what the tokenizer puts in front (a BOS, where the model has one). Raises
+        Refused (400) for what is no text."""
+        return self._ids(text, "prompt")
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a chat up to where the assistant's answer begins. Raises Refused (400) when the template
@@ -40,7 +42,15 @@ class Tokenizer:
             raise ValueError("this model has no chat template")
         text = self._template.render([{"role": m.role, "content": m.content} for m in messages])
         # The template writes the special tokens itself.
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, "messages", special=False)
+
+    def _ids(self, text: str, param: str, *, special: bool = True) -> list[int]:
+        try:
+            return list(self._library.encode(text, add_special_tokens=special).ids)
+        except TypeError as error:
+            # JSON can write half a surrogate pair, and Python reads it.
+            why = "half a surrogate pair (U+D800 to U+DFFF) is no character"
+            raise Refused(400, "invalid_text", why, param=param) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens; bytes that are no whole character become U+FFFD."""

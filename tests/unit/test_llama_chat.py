@@ -75,6 +75,18 @@ def test_no_template_and_a_broken_one(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    """JSON can write it; the tokenizer's library has a TypeError for it."""
+    byte_tokenizer(tmp_path)
+    tokenizer = load(tmp_path)
+    with pytest.raises(Refused, match="U\\+D800") as caught:
+        tokenizer.encode("a\ud83c")
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+    with pytest.raises(Refused) as caught:
+        tokenizer.chat([Message("user", "\udf0a")])
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
 def test_the_date() -> None:
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}, now=lambda: datetime(2026, 11, 30))
     assert template.render(CHAT) == "30 Nov 2026"
