@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from services.devices.host import host_id
 from tests.contract.consul_agent import Agent, consul_agent
 from tests.contract.executor_process import Executor, executor, until
 from tests.sse import events
@@ -77,7 +78,7 @@ def test_what_stands_in_consul_is_the_contract(tmp_path: Path, agent: Agent) -> 
         instance = held(agent)
         assert instance is not None
         meta = {"region": "us-east-1", "zone": "a", "stage": "stable", "version": "7", "model": "echo-1"}
-        meta |= {"tenant_class": "", "lifecycle": "ready", "device": "cpu"}
+        meta |= {"tenant_class": "", "lifecycle": "ready", "device": "cpu", "host": host_id()}
         assert (instance["Service"], instance["Address"], instance["Port"]) == ("chat", "127.107.2.10", 9000)
         assert instance["Meta"] == meta
         assert (sidecar["Kind"], sidecar["Service"]) == ("connect-proxy", "chat-sidecar-proxy")
