@@ -1,7 +1,7 @@
 """What an engine is built from, as a snapshot keeps it: names and options, no secret.
 
-Law: pure. What is secret is known by its option's name alone; who rebuilds adds it from what he was told
-himself.
+Law: pure. What is secret is known by its option's name, or by that of a flag in it; who rebuilds adds it from
+what he was told himself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 _SECRET = re.compile("key|token$|secret|password", re.IGNORECASE)
+_FLAG = re.compile(r"--[\w-]*(key|token|secret|password)[\s=]", re.IGNORECASE)
+"""In an option that is more of a command line (`args=--api-key …`)."""
 _VARIABLE = "_env"
 """How options end that name an environment variable: the secret is in there, the name is none."""
 
@@ -40,14 +42,14 @@ class Recipe:
         )
 
 
-def is_secret(name: str) -> bool:
-    """Whether an option of this name is kept out of snapshots."""
-    return bool(_SECRET.search(name)) and not name.endswith(_VARIABLE)
+def is_secret(name: str, value: str) -> bool:
+    """Whether this option is kept out of snapshots."""
+    return bool(_SECRET.search(name)) and not name.endswith(_VARIABLE) or bool(_FLAG.search(value))
 
 
 def _public(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if not is_secret(name)}
+    return {name: value for name, value in options.items() if not is_secret(name, value)}
 
 
 def _secrets(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if is_secret(name)}
+    return {name: value for name, value in options.items() if is_secret(name, value)}

@@ -65,7 +65,8 @@ def _options(it: Restored, name: str, given: Sequence[str] | None, recipe: Any) 
     fixed = [f"{key}={value}" for key, value in recipe.items()]
     more = [text for text in given or () if text not in fixed]
     for text in more:
-        if not is_secret(text.partition("=")[0]):
+        key, _, value = text.partition("=")
+        if not is_secret(key, value):
             raise _otherwise(it, name, text, ", ".join(fixed) or "none")
     return [*fixed, *more]
 

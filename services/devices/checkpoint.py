@@ -27,10 +27,10 @@ class ProcessState(StrEnum):
 
 
 class CheckpointFailed(WeirError):
-    """The driver refused a step. state: in which the process was left."""
+    """The driver refused a step. reason: what it says. state: in which the process was left."""
 
     def __init__(self, pid: int, step: str, why: str, state: ProcessState | None = None) -> None:
-        self.state = state
+        self.reason, self.state = why, state
         left = f"; it is {state} now" if state else ""
         super().__init__(f"checkpoint of process {pid}", f"{step}: {why}{left}", "start the engine cold")
 
@@ -52,7 +52,7 @@ def suspend(door: Checkpoints, pid: int, timeout_ms: int = LOCK_MS) -> None:
     try:
         door.checkpoint(pid)
     except CheckpointFailed as error:
-        raise CheckpointFailed(pid, "checkpoint", error.why, _undo(door, pid)) from error
+        raise CheckpointFailed(pid, "checkpoint", error.reason, _undo(door, pid)) from error
 
 
 def resume(door: Checkpoints, pid: int) -> None:

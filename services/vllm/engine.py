@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mesh.clock import Clock
 from mesh.tools import cache_dir
+from services.devices.checkpoint import Checkpoints, available
 from services.engine import EngineFacts, EngineStats, GenerateRequest, Token
 from services.faults import EngineDied, EngineFault, Refused
 from services.upstream.client import ConnectionLost, Target, Upstream
@@ -26,6 +27,8 @@ from services.vllm.process import ServerProcess, free_port
 from services.vllm.rest import LEVELS, Rest
 from services.vllm.settings import NAME, Plan, VllmOptions, plan
 from services.vllm.sleep import Sleeper, SleepRules, in_thread
+from services.vllm.suspend import LEVELS as SUSPENDED
+from services.vllm.suspend import Suspender, chosen, family
 from services.vllm.watch import Watch
 
 log = logging.getLogger("weir.engine")
@@ -59,9 +62,10 @@ class VllmEngine:
         folder: Path,
         clock: Clock,
         measure: Callable[[bool, str], Meter] = meter,
+        checkpoints: Callable[[], tuple[Checkpoints | None, str]] = available,
     ) -> None:
         self._options, self._model, self._folder, self._clock = options, model, folder, clock
-        self._measure = measure
+        self._measure, self._checkpoints = measure, checkpoints
         self._facts = EngineFacts(NAME, model, sleep_levels=(), estimates=True)
         self._started = self._closed = False
         self._open = 0
@@ -103,11 +107,17 @@ class VllmEngine:
         file = Path(o.log) if o.log else cache_dir() / "vllm" / f"server-{port}.log"
         process = ServerProcess(what.argv, what.env, file, self._clock)
         level = in_thread(self._measure(gpu, o.device), lambda: process.pid)
-        sleeper = Sleeper(client, level, SleepRules(o.min_freed, o.wake_s, o.settle_s), self._clock)
-        return Serving(process, client, Rest(client, sleeper, level), Watch(client, o.metrics_s, self._clock))
+        if (door := chosen(o.sleep, self._checkpoints)) is not None:
+            down = Suspender(door, lambda: family(process.pid), level, o.min_freed)
+            rest = Rest(client, down, down.measure)
+        else:
+            rules = SleepRules(o.min_freed, o.wake_s, o.settle_s)
+            rest = Rest(client, Sleeper(client, level, rules, self._clock), level)
+        return Serving(process, client, rest, Watch(client, o.metrics_s, self._clock))
 
     async def _learnt(self, it: Serving, what: Plan, device: str) -> EngineFacts:
         models = json.loads(await it.client.ask("GET", "/v1/models"))["data"]
+        levels = SUSPENDED if self._options.sleep == "checkpoint" else LEVELS if what.sleep else ()
         [context] = [int(m.get("max_model_len") or 0) for m in models if m["id"] == self._model]
         return EngineFacts(
             NAME,
@@ -116,7 +126,7 @@ class VllmEngine:
             sequences=what.sequences,
             kv_tokens=it.watch.figures.kv_tokens,
             kv_block=it.watch.figures.kv_block or 1,
-            sleep_levels=LEVELS if what.sleep else (),
+            sleep_levels=levels,
             weights_bytes=sum(p.stat().st_size for kind in WEIGHTS for p in self._folder.glob(kind)),
             device=device,
             estimates=True,

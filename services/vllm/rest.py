@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from services.engine import FIXED_PROMPT, GenerateRequest
 from services.faults import EngineFault, WakeFailed
 from services.upstream.client import Upstream
 from services.vllm.memory import Level
-from services.vllm.sleep import Sleeper
 
 LEVELS = (1, 2)
 PROBE = GenerateRequest("weir-probe", FIXED_PROMPT, 8, ignore_eos=True)
 """Answered before the first request and after every wake: greedy, so always with the same tokens."""
+
+
+class Verbs(Protocol):
+    """sleep.py's Sleeper or suspend.py's Suspender."""
+
+    async def sleep(self, level: int) -> None: ...
+    async def wake(self, level: int) -> None: ...
+
+
 Said = tuple[tuple[int, ...], str]
 
 
@@ -25,7 +34,7 @@ class Rest:
     """level: how deep it sleeps, 0 awake. memory: as measured last. broken: why it is of no use any more, or
     empty."""
 
-    def __init__(self, client: Upstream, sleeper: Sleeper, measure: Callable[[], Awaitable[Level]]) -> None:
+    def __init__(self, client: Upstream, sleeper: Verbs, measure: Callable[[], Awaitable[Level]]) -> None:
         self._client, self._sleeper, self._measure = client, sleeper, measure
         self._witness: Said = ((), "")
         self.level, self.broken, self.memory = 0, "", Level(0)

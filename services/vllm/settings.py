@@ -26,7 +26,8 @@ class VllmOptions:
     for the CPU. device: uuid of the GPU or slice. dtype: vLLM's. max_model_len: context, 0 for the model's
     own. max_num_seqs: at once, 0 for a default. kv_gb: KV cache on a CPU, GiB. gpu_share: of its memory, 0
     for vLLM's own default. threads: of a CPU, 0 for all but one. eager: no compilation: starts sooner. sleep:
-    "auto" has sleep levels where the platform can. min_freed: share of what was held that sleeping must give
+    "auto" has sleep levels where the platform can, "checkpoint" has the driver suspend the server's processes
+    on the GPU instead (driver 570, cuda-bindings). min_freed: share of what was held that sleeping must give
     back. args: more for vLLM's command line, as a shell would read it. Seconds: start_s until healthy, stop_s
     from SIGTERM to SIGKILL, token_s between two tokens, wake_s for one verb of sleeping or waking, settle_s
     after sleeping until memory is back, metrics_s between two looks at its metrics. log: file of its output;
@@ -74,7 +75,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 def parse(options: Mapping[str, str]) -> VllmOptions:
     """Raises UsageError naming the option."""
     it = read(VllmOptions, NAME, options, _LIMITS)
-    for name, known in (("dtype", DTYPES), ("sleep", ("auto", "on", "off"))):
+    for name, known in (("dtype", DTYPES), ("sleep", ("auto", "on", "off", "checkpoint"))):
         if getattr(it, name) not in known:
             raise UsageError(
                 f"engine option {name}={getattr(it, name)!r}", "unknown", f"one of {', '.join(known)}"
@@ -99,9 +100,10 @@ class Plan:
 def plan(it: VllmOptions, python: Path, model: tuple[str, Path], port: int, *, gpu: bool, cpus: int) -> Plan:
     """model: (name in the API, folder). gpu: the vLLM of this python is for a GPU. cpus: that we may use.
     Raises UsageError."""
-    if it.sleep == "on" and not gpu:
-        raise UsageError("engine option sleep=on", "this vLLM is for the CPU, which has no sleep mode")
-    sleep = gpu and it.sleep != "off"
+    if it.sleep in ("on", "checkpoint") and not gpu:
+        what = f"engine option sleep={it.sleep}"
+        raise UsageError(what, "this vLLM is for the CPU, which has no sleep mode")
+    sleep = gpu and it.sleep in ("auto", "on")
     sequences = it.max_num_seqs or (0 if gpu else SEQUENCES_CPU)
     name, folder = model
     argv = [str(python), "-m", MODULE, "--model", str(folder), "--served-model-name", name]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.clock import SystemClock
+from services.devices.checkpoint import available
 from services.engines import make_engine
 from services.vllm.engine import VllmEngine
 from services.vllm.memory import on_host
@@ -67,7 +68,9 @@ class Orders:
         fresh.replace(self.file)
 
 
-def stand_in(folder: Path, measure: Any = on_host, **options: Any) -> VllmEngine:
+def stand_in(
+    folder: Path, measure: Any = on_host, checkpoints: Any = available, **options: Any
+) -> VllmEngine:
     """The vllm engine on the stand-in, as on a GPU: with sleep levels. Its environment must have ORDERS."""
     python = folder / "python"
     if not python.exists():
@@ -83,7 +86,8 @@ def stand_in(folder: Path, measure: Any = on_host, **options: Any) -> VllmEngine
         "start_s": "30",
         "log": str(folder / "vllm.log"),
     } | {name: str(value) for name, value in options.items()}
-    return VllmEngine(parse(given), STAND_IN, model, SystemClock(), lambda gpu, uuid: measure)
+    how = (lambda gpu, uuid: measure, checkpoints)
+    return VllmEngine(parse(given), STAND_IN, model, SystemClock(), *how)
 
 
 def vllm(folder: Path) -> Subject:

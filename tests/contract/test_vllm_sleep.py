@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regions.cli.errors import UsageError
+from regions.cli.errors import UsageError, WeirError
+from services.devices.checkpoint import FakeCheckpoints, ProcessState
 from services.faults import EngineDied, WakeFailed
 from services.vllm.memory import Level, on_host
 from tests.contract.engine_subjects import Orders, stand_in
@@ -143,3 +144,35 @@ def test_where_the_platform_has_no_sleep_it_says_so(tmp_path: Path, orders: Orde
             await stand_in(tmp_path, sleep="on").start()
 
     asyncio.run(main())
+
+
+def test_the_driver_suspends_a_server_that_has_no_sleep_mode(tmp_path: Path, orders: Orders) -> None:
+    async def main() -> None:
+        driver = FakeCheckpoints()
+
+        def level(_: int) -> Level:
+            return Level(0 if ProcessState.CHECKPOINTED in driver.states.values() else 1000)
+
+        how = {"measure": level, "checkpoints": lambda: (driver, "")}
+        async with started(tmp_path, sleep="checkpoint", **how) as engine:
+            assert engine.facts().sleep_levels == (1,)
+            before = said(await answer(engine, ASK()))
+            await engine.sleep(1)
+            assert set(driver.states.values()) == {ProcessState.CHECKPOINTED}
+            with pytest.raises(RuntimeError, match="sleeps"):
+                await answer(engine, ASK())
+            await engine.wake()
+            assert set(driver.states.values()) == {ProcessState.RUNNING}
+            assert said(await answer(engine, ASK())) == before
+
+    asyncio.run(main())
+
+
+def test_without_a_driver_that_can_it_does_not_start(tmp_path: Path, orders: Orders) -> None:
+    async def main() -> None:
+        nothing = lambda: (None, "the driver has no process checkpoints")  # noqa: E731
+        async with started(tmp_path, sleep="checkpoint", checkpoints=nothing):
+            raise AssertionError("it started")
+
+    with pytest.raises(WeirError, match="sleep=checkpoint: the driver has no process checkpoints"):
+        asyncio.run(main())

@@ -199,8 +199,10 @@ def test_a_file_of_the_model_that_is_another_one_now_is_named() -> None:
 
 def test_secrets_stay_out_and_come_back_from_who_was_told_them() -> None:
     options = {"base_url": "u", "hf_token": "hush", "api_key_env": "KEY"}
+    options |= {"args": "--seed 3 --api-key hush", "more": "--max-num-batched-tokens 8"}
     told = Recipe("openai", "m", options, "sim", {"key": "h"})
     kept = told.public()
-    assert dict(kept.options) == {"base_url": "u", "api_key_env": "KEY"}, "a variable's name is no secret"
+    plain = {"base_url": "u", "api_key_env": "KEY", "more": "--max-num-batched-tokens 8"}
+    assert dict(kept.options) == plain, "a variable's name is no secret, nor is a count of tokens"
     assert kept.fallback_options == {}
     assert kept.with_secrets_of(told) == told

@@ -61,6 +61,8 @@ def test_on_a_cpu_it_has_no_sleep_and_no_verbs_of_it() -> None:
     assert made.argv[:3] == ("/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server")
     with pytest.raises(UsageError, match="no sleep mode"):
         plan(parse({"sleep": "on"}), PYTHON, MODEL, 8123, gpu=False, cpus=4)
+    with pytest.raises(UsageError, match="no sleep mode"):
+        plan(parse({"sleep": "checkpoint"}), PYTHON, MODEL, 8123, gpu=False, cpus=4)
 
 
 def test_on_a_gpu_it_sleeps_unless_told_not_to() -> None:
@@ -70,7 +72,8 @@ def test_on_a_gpu_it_sleeps_unless_told_not_to() -> None:
     assert made.env["VLLM_SERVER_DEV_MODE"] == "1"
     assert made.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert made.argv[made.argv.index("--gpu-memory-utilization") + 1] == "0.4"
-    assert not plan(parse({"sleep": "off"}), PYTHON, MODEL, 8123, gpu=True, cpus=4).sleep
+    for other in ("off", "checkpoint"):
+        assert not plan(parse({"sleep": other}), PYTHON, MODEL, 8123, gpu=True, cpus=4).sleep
 
 
 def test_more_arguments_are_read_as_a_shell_would() -> None:
