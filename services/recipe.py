@@ -44,7 +44,7 @@ class Recipe:
 
 def is_secret(name: str, value: str) -> bool:
     """Whether this option is kept out of snapshots."""
-    return bool(_SECRET.search(name)) and not name.endswith(_VARIABLE) or bool(_FLAG.search(value))
+    return (bool(_SECRET.search(name)) and not name.endswith(_VARIABLE)) or bool(_FLAG.search(value))
 
 
 def _public(options: Mapping[str, str]) -> dict[str, str]:
