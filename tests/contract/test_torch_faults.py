@@ -15,6 +15,7 @@ import torch
 
 from services.engine import Token
 from services.faults import BadLogits, DeviceLost, EngineDied, EngineFault, OutOfDeviceMemory
+from services.llama.tokenizer import Detokenizer
 from tests.contract.torch_engines import answer, at_zero, ids_of, request, started, until
 from tests.llama_models import build, greedy, prompt
 
@@ -139,6 +140,34 @@ def test_a_fault_of_the_device_is_told_as_such(
             with pytest.raises(DeviceLost, match="fell off"):
                 await answer(engine, request(prompt(1, 9), 2))
             assert "fell off" in engine.stats().dead
+
+    asyncio.run(check())
+
+
+def test_a_token_that_gives_no_text_costs_its_answer_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tokens of a step come in one call, and the tokenizer is the library's."""
+    ids, real = prompt(1, 12), Detokenizer.feed
+
+    async def check() -> None:
+        async with started(folder) as engine:
+            good = asyncio.create_task(ids_of(engine, request(ids, 24)))
+            await asyncio.sleep(0)
+            (other,) = engine._serving._streams.values()
+
+            def feed(self: Detokenizer, token: int) -> str:
+                if self is not other._detokenizer:
+                    raise ValueError("no such token")
+                return real(self, token)
+
+            monkeypatch.setattr(Detokenizer, "feed", feed)
+            for count in (1, 9):
+                with pytest.raises(EngineFault, match="no such token"):
+                    await answer(engine, request(prompt(2, 9), count))
+            assert await good == greedy(folder, ids, 24)
+            await until(lambda: at_zero(engine))
+            assert not engine.stats().dead
 
     asyncio.run(check())
 

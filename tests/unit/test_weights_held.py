@@ -198,6 +198,25 @@ def test_waking_from_a_file_that_was_cut_off_fails_and_stays_asleep(model: Path)
     assert _same(weights, wanted)
 
 
+def test_weights_that_came_half_are_given_back(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stopped them: what is held passes for whole."""
+    weights = _device(model)
+    wanted = _copies(weights)
+    weights.drop()
+
+    def breaks(_: object) -> object:
+        weights.tensors["lm_head.weight"].fill_(1)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_read", breaks)
+        with pytest.raises(MemoryError):
+            weights.unpark()
+    assert weights.resident_bytes() == 0
+    weights.unpark()
+    assert _same(weights, wanted)
+
+
 def test_level_2_finds_a_changed_file(model: Path) -> None:
     from services.faults import WakeFailed
 
