@@ -59,5 +59,5 @@ def test_the_option_is_the_place_that_all_are_told(
 )
 def test_a_move_moves_it(seen: dict[str, str], options: Mapping[str, str], where: str, given: str) -> None:
     clock: Any = None
-    main._engine(stack(**options), Binding(where, "cuda:1", {}), clock)
+    main._engine(stack(**options), Binding(where, CPU if where == CPU else "cuda:1", {}), clock)
     assert seen["device"] == given
