@@ -25,7 +25,6 @@ SECTIONS: dict[str, PoolSettings | BatchingSettings] = {
 ELSEWHERE = {"pool.drain": "--drain-deadline-s and --drain-settle-s", "scheduler.classes": "--tenants"}
 """What has options of its own that say more than a number."""
 _UNITS = {"_s": "seconds", "_ms": "milliseconds", "_factor": "factor"}
-_FACTORS = ("better",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def _unit(name: str, value: int | float) -> str:
     for end, unit in _UNITS.items():
         if name.endswith(end):
             return unit
-    return "count" if isinstance(value, int) else "factor" if name in _FACTORS else "share, 0 to 1"
+    return "count" if isinstance(value, int) else "number" if value > 1 else "share, 0 to 1"
 
 
 def tuned(section: str, settings: T, told: Sequence[str]) -> T:

@@ -21,6 +21,8 @@ from services.recipe import Recipe
 
 MAGIC, VERSION = "WEIR-SNAPSHOT", 2
 MAX_BYTES = 45 * 1024
+_LEAST_ROW = 20
+"""Bytes of the shortest row there may be: 46,000 of them need not be written to see that they don't fit."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -96,7 +98,8 @@ def encode(snapshot: Snapshot) -> bytes:
 
 def _shorter(model: ModelParts) -> Iterator[ModelParts]:
     """The model with all its tensors, then with those alike in one row: within a file, then over all."""
-    yield model
+    if len(model.tensors) * _LEAST_ROW <= MAX_BYTES:
+        yield model
     for of_file in (True, False):
         alike: Counter[tuple[Any, ...]] = Counter()
         for name, dtype, shape, file, *_ in model.tensors:

@@ -66,7 +66,7 @@ def test_each_can_be_set_and_nothing_else_moves(knob: Knob) -> None:
         ("scheduler.backoff_max_s=-1", "0 or more", "the default is 2"),
         ("scheduler.backoff_factor=0.5", "at least 1", "the default is 1.5 (factor)"),
         ("scheduler.cliff.drop=0", "more than 0", "the default is 0.3"),
-        ("scheduler.cliff.dwell_max=5", "at least dwell (10)", "the default is 640"),
+        ("scheduler.cliff.dwell_max=5", "at least dwell (10)", "the default is "),
     ],
 )
 def test_nonsense_is_refused_with_what_there_is(text: str, why: str, way_out: str) -> None:
