@@ -90,6 +90,11 @@ class CachedCore:
         """Memory of the device that isn't needed while nothing runs. Its contents are lost."""
         self.pool.give_back()
 
+    @property
+    def missing(self) -> int:
+        """Bytes that `take` will take."""
+        return self.pool.nbytes - self.pool.held_bytes
+
     def take(self) -> None:
         """Have it again; fine when it is here."""
         if not self.pool.held_bytes:

@@ -22,9 +22,11 @@ from services.llama.pool import KvPool, shape_of
 from services.llama.settings import AUTO, DEFAULT_KV_TOKENS
 
 CHECK_TOKENS = 1
-"""Length of the fixed prompt that is answered after waking: one step in which every weight takes part.
+"""Length of the fixed prompt that is answered after waking: one step that reads every weight.
 
 More rows cost more on a CPU: matrix products pack the weights first, a product with one row just reads them.
+But one token sees nothing but itself, whatever the weights of queries and keys are, and nothing is read from
+the KV pool: that is for who asks more than one token (services/pool/verify.py).
 """
 
 
@@ -111,8 +113,7 @@ class TorchEngine(LlamaEngine):
         return [(1 + 7919 * i) % self.model.config.vocabulary for i in range(count)]
 
     def _needs(self) -> int:
-        pool = self._ready_core().pool
-        return pool.nbytes - pool.held_bytes
+        return self._ready_core().missing
 
     def _give_back(self) -> None:
         self._ready_core().give_back()

@@ -132,6 +132,7 @@ class GraphCore(CachedCore):
         self._generation = -1
         self._memory: Any = None
         self._room = pool.buffer(0)
+        self._renew()
 
     def forward(self, plan: Plan, batch: Batch | None = None) -> Tensor:
         """Logits of the rows that get a token. batch: not needed where all rows decode."""
@@ -152,6 +153,16 @@ class GraphCore(CachedCore):
         # Before the pool: who frees last empties torch's cache.
         self._forget()
         super().give_back()
+
+    @property
+    def missing(self) -> int:
+        room = 0 if self._room.nbytes else ROOM * self.pool.nbytes // len(self.decoder.layers)
+        return super().missing + room
+
+    def take(self) -> None:
+        # Not at the first step: a wake that lacks it is to fail, not the requests after it.
+        super().take()
+        self._renew()
 
     def _forget(self) -> None:
         """Graphs and their buffers: after sleeping, pool and weights lie elsewhere."""

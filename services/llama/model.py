@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -68,9 +69,9 @@ class Model:
             raise RuntimeError("the model isn't loaded")
         return self._tokenizer
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        """Raises UsageError for a GPU that isn't there."""
+        """Raises UsageError for a GPU that isn't there; found once, it is asked for when it is lost too."""
         asked = self.settings.device
         if asked == AUTO:
             return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -270,7 +270,13 @@ def test_asleep_no_buffers_of_graphs_are_left(folder: Path) -> None:
             assert (len(core._steps), core._room.nbytes > 0) == (1, True)
             await engine.sleep()
             assert (len(core._steps), core._room.nbytes) == (0, 0)
+            buffer, core.pool.buffer = core.pool.buffer, lambda blocks: buffer(0) if not blocks else fails()
+            with pytest.raises(WakeFailed, match="out of memory"):
+                await engine.wake()
+            await sleeps(engine)
+            core.pool.buffer = buffer
             await engine.wake()
+            assert core.missing == 0
             await serves(engine, folder)
 
     asyncio.run(check())
