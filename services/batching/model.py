@@ -20,13 +20,13 @@ WAIT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
 @dataclass(frozen=True, slots=True)
 class BatchingSettings:
     """A batch leaves when batch_size requests wait or the oldest waited max_delay_ms; `concurrency` batches
-    at once. queue_limit: requests that may wait, for a place or
-    for their next try. classes: best first; a class is worth ageing_s of waiting
-    over the next, so that none starves. retries: of a request that failed before its first token, after
-    backoff_base_s * backoff_factor ** n (at most backoff_max_s), up to `jitter` of it less. first_token_s,
-    idle_s: a sequence that says nothing for longer is hung. min_batch: the cliff detector goes no lower.
-    read_ahead: tokens of a sequence that may wait for a slow reader; beyond them it keeps its place until
-    they are read. sample_s, sample_steps: least time and tokens per sequence that make one throughput sample.
+    at once. queue_limit: requests that may wait, for a place or for their next try. classes: best first; a
+    class is worth ageing_s of waiting over the next, so that none starves. retries: of a request that failed
+    before its first token, after backoff_base_s * backoff_factor ** n (at most backoff_max_s), up to `jitter`
+    of it less. first_token_s, idle_s: a sequence that says nothing for longer is hung. read_ahead: tokens of
+    a sequence that may wait for a slow reader; beyond them it keeps its place until they are read. min_batch:
+    the cliff detector goes no lower. sample_s, sample_steps: least time and tokens per sequence that make one
+    throughput sample.
     Raises ValueError for values that make no sense.
     """
 
@@ -136,6 +136,7 @@ class BatchingCounts:
     """The scheduler at this moment; counters since start. Keys of queue_by_class: the settings' classes and
     OTHER. wait_buckets: how many waited at most WAIT_BUCKETS_S[i] for their place (cumulative); waits and
     wait_s: how many and how long together. batch, delay_ms, places: in force now. level: halvings in force.
+    capacity: share of its usual throughput that the engine is believed to have.
     """
 
     submitted: int = 0

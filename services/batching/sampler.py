@@ -25,13 +25,19 @@ class Governor(Generic[T]):
         self._how, self._core = how, core
         self.state, self.tokens, self.at = Cliff(), 0, math.inf
         self._opened = 0.0
-        # Halving 128 down to 8 is four times.
+        # Halving 128 down to 8 is four times; under twice min_batch it is never.
         self._deepest = max(0, int(math.log2(max(1.0, core.limits.batch / how.min_batch))))
 
     @property
-    def capacity(self) -> float:
-        """Share of the full batch that is in force."""
+    def share(self) -> float:
+        """Of the full batch that is in force."""
         return 1.0 / (1 << self.state.level)
+
+    @property
+    def capacity(self) -> float:
+        """Share of the full batch that is in force, times the share of throughput that is left where a batch
+        could not be halved: all that there is to tell of an engine that runs one sequence at a time."""
+        return self.share * self.state.left
 
     def wake(self, now: float) -> None:
         """Somebody runs: measure from now on, unless it does already."""
@@ -51,8 +57,8 @@ class Governor(Generic[T]):
         sample = None if core.slack else self.tokens / spent
         self.state = step(self.state, sample, self._how.cliff, self._deepest)
         if self.state.level != before:
-            core.throttle(self.capacity, self._how.cliff.delay_factor**self.state.level)
-        if core.running or self.state.level:
+            core.throttle(self.share, self._how.cliff.delay_factor**self.state.level)
+        if core.running or self.state.level or self.state.before:
             self._open(now)
         else:
             self.at = math.inf

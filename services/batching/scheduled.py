@@ -257,11 +257,20 @@ class Scheduled:
             self._stuck = f"the engine is stuck: {self._hangs} sequences hung with no token for anybody"
             log.error("%s", self._stuck)
             self._fail_waiting(core, EngineDied(self._stuck))
-        before = core.batch
+        before = (core.batch, self._governor.capacity, self._governor.state.cliffs)
         self._governor.look(now)
-        if core.batch != before:
-            log.warning("throughput: batches of %d instead of %d from now on", core.batch, before)
+        self._tell(core, *before)
         self._pump(core, now)
+
+    def _tell(self, core: Core[Job], batch: int, capacity: float, cliffs: int) -> None:
+        """What the governor has changed, in the log."""
+        if core.batch != batch:
+            log.warning("throughput: batches of %d instead of %d from now on", core.batch, batch)
+        elif self._governor.state.cliffs != cliffs:
+            left = self._governor.capacity
+            log.warning("throughput: a cliff, and no smaller batch to go to; capacity %.2f", left)
+        elif capacity < 1.0 == self._governor.capacity:
+            log.warning("throughput: what there is is usual again")
 
     def _fault(self, job: Job, late: Late) -> EngineFault:
         if late is Late.DEADLINE:

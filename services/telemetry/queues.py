@@ -25,7 +25,7 @@ COUNTERS = {
 }
 GAUGES = {
     "level": "Halvings of the batch in force",
-    "capacity": "Share of the full batch that is in force",
+    "capacity": "Share of its usual throughput that the engine is believed to have",
     "batch": "Size of a batch in force",
     "places": "Sequences that may run at once",
     "backing_off": "Requests waiting for their next try",

@@ -130,7 +130,7 @@ def test_a_batch_that_stays_too_big_is_probed_ever_more_rarely(noise: float) -> 
     assert all(pause <= 5 for pause in pauses)
     rests = [b - a for a, b in pairwise(changed)][0::2]
     assert rests == sorted(rests)
-    assert len(changed) <= 2 * (2 + math.log2(HOW.dwell_max / HOW.dwell) + 3000 / HOW.dwell_max)
+    assert len(changed) <= 1 + 2 * math.log2(3000 / HOW.dwell)
     assert sum(state.level for state in states[30:]) / len(states[30:]) > 0.95  # it stays where it is good
 
 
