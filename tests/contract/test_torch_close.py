@@ -86,6 +86,25 @@ def test_closed_it_holds_nothing_though_somebody_keeps_it(
         asyncio.run(check())
 
 
+def test_before_start_and_after_close(folder: Path) -> None:
+    async def check() -> None:
+        engine = make(str(folder), {"device": "cpu"})
+        assert engine.stats().running == 0
+        with pytest.raises(RuntimeError, match="not started"):
+            await answer(engine, request((1,), 1))
+        with pytest.raises(RuntimeError, match="not started"):
+            engine.size(request((1,), 1))
+        await engine.close()
+        await engine.start()
+        await engine.close()
+        await engine.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await answer(engine, request((1,), 1))
+        assert engine.stats().memory_bytes == 0
+
+    asyncio.run(check())
+
+
 def test_closed_before_the_worker_has_begun_to_listen(folder: Path) -> None:
     """The worker finds the end and everything before it in one go."""
 

@@ -257,25 +257,6 @@ def test_a_config_that_is_not_that_of_the_weights(key: str, value: Any, word: st
         asyncio.run(check())
 
 
-def test_before_start_and_after_close(folder: Path) -> None:
-    async def check() -> None:
-        engine = make(str(folder), {"device": "cpu"})
-        assert engine.stats().running == 0
-        with pytest.raises(RuntimeError, match="not started"):
-            await answer(engine, request((1,), 1))
-        with pytest.raises(RuntimeError, match="not started"):
-            engine.size(request((1,), 1))
-        await engine.close()
-        await engine.start()
-        await engine.close()
-        await engine.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            await answer(engine, request((1,), 1))
-        assert engine.stats().memory_bytes == 0
-
-    asyncio.run(check())
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_any_coming_and_going_leaves_nothing_and_changes_no_token(seed: int, folder: Path) -> None:
     dice = Random(seed)
