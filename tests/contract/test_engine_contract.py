@@ -11,7 +11,8 @@ import pytest
 
 from services.engine import Engine
 from tests.contract import engine_subjects as subjects
-from tests.contract.engine_suite import CHECKS, Subject, leaves_nothing
+from tests.contract.engine_lives import leaves_nothing
+from tests.contract.engine_suite import CHECKS, Subject
 from tests.fakes.vllm_wire import ORDERS
 
 pytestmark = pytest.mark.real
