@@ -20,7 +20,7 @@ from services.faults import DeviceLost, EngineDied
 from services.llama import model as model_module
 from services.llama.layerwise import LayerwiseEngine
 from services.weights import open_weights
-from tests.contract.torch_engines import answer, ids_of, request, started, until
+from tests.contract.torch_engines import PATIENCE_S, answer, ids_of, request, started, until
 from tests.llama_models import build, greedy, prompt
 
 pytestmark = pytest.mark.torch
@@ -214,17 +214,19 @@ def test_who_was_finished_in_the_step_that_failed_hears_of_it_too(
 
     async def check() -> None:
         async with started(folder) as engine:
-            real = engine._core._outcome
+            real, core, together = engine._core._outcome, engine._core, threading.Event()
 
             def second_fails(sequence: Any, *row: Any) -> Any:
-                if sequence.limit == 2:
-                    return real(sequence, *row)
-                return fails()
+                return real(sequence, *row) if sequence.limit == 1 else fails()
 
-            monkeypatch.setattr(engine._core, "_outcome", second_fails)
-            both = (answer(engine, ASK), answer(engine, request(prompt(2, 9), 3)))
-            for error in await asyncio.gather(*both, return_exceptions=True):
-                assert isinstance(error, EngineDied)
+            monkeypatch.setattr(core, "_outcome", second_fails)
+            engine._later(together.wait)
+            both = [asyncio.create_task(answer(engine, request(prompt(2, 9), n))) for n in (1, 3)]
+            await until(lambda: engine.open == 2)
+            together.set()
+            _, pending = await asyncio.wait(both, timeout=PATIENCE_S)
+            assert not pending
+            assert [type(one.exception()) for one in both] == [EngineDied, EngineDied]
 
     asyncio.run(check())
 

@@ -126,10 +126,10 @@ def test_who_gives_up_waiting_for_a_wake_finds_it_awake(folder: Path) -> None:
             await until(gate.inside.is_set)
             waking.cancel()
             await asyncio.wait((waking,))
-            again = asyncio.create_task(engine.wake())
             gate.open.set()
-            await again
+            await engine.settle()
             await serves(engine, folder)
+            await engine.wake()
             await engine.sleep(2)
             await sleeps(engine)
 
