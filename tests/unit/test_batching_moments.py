@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from services.batching import BatchingSettings, Scheduled
 from services.engine import EngineFacts, EngineStats, FinishReason, GenerateRequest, Token
 from services.fallback.engine import FallbackEngine
-from services.faults import BadLogits, DeadlinePassed, EngineFault, EngineHung, Refused
+from services.faults import BadLogits, DeadlinePassed, EngineDied, EngineFault, EngineHung, Refused
 from tests.fakes.loop_clock import LoopClock
 from tests.unit.scheduled import empty
 from tests.virtual import run
@@ -132,6 +132,8 @@ async def _read(engine: Any, ask: GenerateRequest, dice: Random) -> str:
 
 CODES = {kind.code for kind in (BadLogits, DeadlinePassed, EngineHung)}
 ENDS = CODES | {"left", "whole", "queue_full", "bug"}
+RARE = {EngineDied.code}
+"""Three that hang with no token for anybody between them are an engine that is stuck."""
 
 
 async def settled(*engines: Scheduled) -> None:
@@ -153,7 +155,7 @@ def test_whoever_leaves_when_and_however_nothing_is_left(seed: int) -> None:
         engine = Scheduled(Clumsy(dice), HOW, LoopClock(), dice)
         await engine.start()
         ends = await asyncio.gather(*(client(engine, n, dice) for n in range(25)))
-        assert set(ends) <= ENDS
+        assert set(ends) <= ENDS | RARE
         await settled(engine)
         assert engine.counts().submitted == engine.counts().finished
 
@@ -169,7 +171,7 @@ def test_nor_where_they_leave_between_two_engines(seed: int) -> None:
         both = FallbackEngine(*pair, clock=clock)
         await both.start()
         ends = await asyncio.gather(*(client(both, n, dice) for n in range(40)))
-        assert set(ends) <= ENDS
+        assert set(ends) <= ENDS | RARE
         await settled(*pair)
         figures = both.stats().extra
         assert not any(value for name, value in figures.items() if name.startswith("weir_fallback_active"))
