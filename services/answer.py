@@ -33,9 +33,6 @@ way."""
 LAST_WORDS_S = 1.0
 """How long a client may take to read why its stream ends; one who doesn't read would wait for ever."""
 FLUSH_POLL_S = 0.01
-WRITE_S = 30.0
-"""How long a write to a client may stand still by default: what comes after it waits in memory, and in the
-end in the engine."""
 HeadersOf = Callable[[], Mapping[str, str]]
 """Called when the first token is there: what is told then, only then is known."""
 
@@ -47,7 +44,7 @@ class Stalled(ConnectionError):
 @dataclass(frozen=True, slots=True)
 class Order:
     """What is to be answered. parts: one sequence per choice. first_byte_s, deadline_s, own_limit: as in
-    services.caller. write_s: how long a write may stand still."""
+    services.caller. write_s: as in AnswerSettings."""
 
     ask: Ask
     identity: str
@@ -57,7 +54,7 @@ class Order:
     deadline_s: float | None
     own_limit: bool
     headers: HeadersOf
-    write_s: float = WRITE_S
+    write_s: float
 
     def usage(self) -> say.Usage:
         """Prompts are counted once, however many choices each has."""

@@ -20,6 +20,7 @@ from mesh.clock import Clock
 from services import answer, caller, intake, tenants_file
 from services import openai_api as api
 from services.answer import JSON, Order
+from services.answer_settings import AnswerSettings
 from services.caller import Caller
 from services.generation import Generation, on_the_wire, shutting_down
 from services.instance import Instance
@@ -44,13 +45,12 @@ END_S = answer.LAST_WORDS_S + 0.5
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What the server needs besides its instance. chance: seeds of requests that name none, and ids. write_s:
-    how long a write to a client may stand still before it is cut."""
+    """What the server needs besides its instance. chance: seeds of requests that name none, and ids."""
 
     tenants: Tenants = field(default_factory=tenants_file.load)
     chance: Random = field(default_factory=SystemRandom)
     tracing: Tracing = field(default_factory=NoTracing)
-    write_s: float = answer.WRITE_S
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
 
 
 class Completions:
@@ -182,7 +182,7 @@ class Completions:
             deadline_s=who.deadline_s,
             own_limit=who.own_limit,
             headers=lambda: self._told(who, parts),
-            write_s=self._edge.write_s,
+            write_s=self._edge.answers.write_s,
         )
         return order, tuple(job.request_id for job in jobs)
 

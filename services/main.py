@@ -81,7 +81,8 @@ async def serve(settings: Settings) -> None:
         instance.lifecycle.to(State.RUNNING)
         pool_metrics.watch(pool, instance.registry)
         watched(pool, consul, clock, stack)
-        edge = Edge(tenants=settings.tenants or tenants_file.load(), tracing=tracing)
+        tenants = settings.tenants or tenants_file.load()
+        edge = Edge(tenants=tenants, tracing=tracing, answers=settings.answers)
         server = Server(instance, clock, debug=settings.debug, edge=edge)
         for listener in _listeners(settings, server, pool, stop):
             stack.push_async_callback(listener.stop)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mesh.consul import register
 from regions.cli.errors import UsageError
+from services.answer_settings import AnswerSettings
 from services.assembly import Stack
 from services.checked import address
 from services.devices.host import host_id
@@ -47,6 +48,7 @@ class Settings:
     tenants: Tenants | None = None
     restored: Restored | None = None
     pool: PoolSettings = field(default_factory=PoolSettings)
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
 
 
 def row(settings: Settings) -> register.Instance:

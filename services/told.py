@@ -10,6 +10,7 @@ from pathlib import Path
 
 from regions.cli.errors import UsageError
 from services import checked
+from services.answer_settings import AnswerSettings
 from services.assembly import Stack
 from services.batching.model import BatchingSettings
 from services.devices.fake import pretended
@@ -57,6 +58,7 @@ def settings_of(told: Told) -> Settings:
         tenants=table,
         restored=again,
         pool=tuned("pool", PoolSettings(), told.tune or ()),
+        answers=tuned("answers", AnswerSettings(), told.tune or ()),
     )
 
 

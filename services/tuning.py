@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: every number of the pool and the scheduler that has no option of its own.
+"""`--set NAME=VALUE`: every number of pool, scheduler and answers that has no option of its own.
 
 Law: pure. What may be set are the fields of the frozen settings themselves, their defaults are the defaults;
 types are checked here, bounds by the settings, and what is unknown is refused with the nearest known name.
@@ -13,14 +13,16 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from regions.cli.errors import UsageError
+from services.answer_settings import AnswerSettings
 from services.batching.model import BatchingSettings
 from services.pool.parts import PoolSettings
 
-T = TypeVar("T", PoolSettings, BatchingSettings)
+T = TypeVar("T", PoolSettings, BatchingSettings, AnswerSettings)
 
-SECTIONS: dict[str, PoolSettings | BatchingSettings] = {
+SECTIONS: dict[str, PoolSettings | BatchingSettings | AnswerSettings] = {
     "pool": PoolSettings(),
     "scheduler": BatchingSettings(),
+    "answers": AnswerSettings(),
 }
 ELSEWHERE = {"pool.drain": "--drain-deadline-s and --drain-settle-s", "scheduler.classes": "--tenants"}
 """What has options of its own that say more than a number."""

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from services import answer
+from services.answer_settings import AnswerSettings
 from services.server import Edge
 from tests.unit.executor import CHAT, CHAT_PATH, TEXT, TEXT_PATH, Running, served
 from tests.unit.scripted import HANG, Scripted
@@ -131,7 +132,7 @@ def test_a_client_that_reads_nothing_is_cut_after_the_limit_and_one_that_reads_a
             with contextlib.suppress(ConnectionResetError):
                 assert not (await asyncio.to_thread(rest)).endswith(b"0\r\n\r\n")
 
-    served(test, engine=engine, edge=Edge(chance=Random(1), write_s=20))
+    served(test, engine=engine, edge=Edge(chance=Random(1), answers=AnswerSettings(20)))
 
 
 def test_a_client_that_reads_late_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from regions.cli.errors import UsageError
+from services.answer_settings import AnswerSettings
 from services.batching.model import BatchingSettings
 from services.cli import register
 from services.options import Told
@@ -24,6 +25,7 @@ SHIPPED = {
     "scheduler.backoff_factor": 1.5,
     "scheduler.cliff.drop": 0.3,
     "scheduler.cliff.lows": 2,
+    "answers.write_s": 30.0,
 }
 
 
@@ -38,14 +40,17 @@ def test_each_can_be_set_and_nothing_else_moves(knob: Knob) -> None:
     name, default = knob.name, knob.default
     value = default / 1.25 if default < 1 else default + 1
     told = [f"{name}=0.5", f"{name}={value}"] if default < 1 else [f"{name}={value}"]
-    pool, queue = tuned("pool", PoolSettings(), told), tuned("scheduler", BatchingSettings(), told)
+    all_of_it: dict[str, object] = {
+        "pool": tuned("pool", PoolSettings(), told),
+        "scheduler": tuned("scheduler", BatchingSettings(), told),
+        "answers": tuned("answers", AnswerSettings(), told),
+    }
     section, *path = name.split(".")
-    it: object = pool if section == "pool" else queue
+    it = all_of_it.pop(section)
     for word in path:
         it = getattr(it, word)
     assert (it, type(it)) == (value, type(default))
-    assert section == "pool" or pool == PoolSettings()
-    assert section == "scheduler" or queue == BatchingSettings()
+    assert all(other == type(other)() for other in all_of_it.values())
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,7 @@ def test_each_can_be_set_and_nothing_else_moves(knob: Knob) -> None:
         ("pool.heal_longest_s=1", "at least 10", "the default is 300 (seconds)"),
         ("scheduler.backoff_max_s=-1", "0 or more", "the default is 2"),
         ("scheduler.backoff_factor=0.5", "at least 1", "the default is 1.5 (factor)"),
+        ("answers.write_s=0", "more than 0", "the default is 30 (seconds)"),
         ("scheduler.cliff.drop=0", "more than 0", "the default is 0.3"),
         ("scheduler.cliff.dwell_max=5", "at least dwell (10)", "the default is "),
     ],
@@ -77,10 +83,11 @@ def test_nonsense_is_refused_with_what_there_is(text: str, why: str, way_out: st
     assert caught.value.way_out.startswith(way_out) or way_out in caught.value.way_out
 
 
-def test_what_is_set_reaches_pool_and_scheduler_and_wins_over_an_option() -> None:
+def test_what_is_set_reaches_pool_scheduler_and_answers_and_wins_over_an_option() -> None:
     sets = ["pool.busy=0.5", "scheduler.batch_size=4", "pool.busy=0.6", "scheduler.cliff.drop=0.5"]
+    sets += ["answers.write_s=5"]
     found = settings_of(Told(listen="127.0.0.1:1", instance="i", region="r", batch_size=64, tune=sets))
-    assert found.pool.busy == 0.6
+    assert (found.pool.busy, found.answers.write_s) == (0.6, 5)
     assert (found.stack.batching.batch_size, found.stack.batching.cliff.drop) == (4, 0.5)
 
 
