@@ -147,7 +147,7 @@ async def settled(*engines: Scheduled) -> None:
     assert len(asyncio.all_tasks()) == 1, "no task is left"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 10**9))
 def test_whoever_leaves_when_and_however_nothing_is_left(seed: int) -> None:
     async def main() -> None:
@@ -162,7 +162,7 @@ def test_whoever_leaves_when_and_however_nothing_is_left(seed: int) -> None:
     run(main())
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 10**9))
 def test_nor_where_they_leave_between_two_engines(seed: int) -> None:
     async def main() -> None:
