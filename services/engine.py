@@ -87,7 +87,8 @@ class EngineFacts:
     has. weights_bytes: on the device. device: "cpu", "cuda:0", or "" for no device of its own. kv_window:
     tokens that every layer looks back at and keeps, 0: all of them; kv_chunk: prompt tokens that it writes in
     one step, which come on top of a window. estimates: `size` of a text is a guess: good for choosing and
-    for putting memory aside, while nothing may be refused or cut short by it.
+    for putting memory aside, while nothing may be refused or cut short by it. wake_proves: `wake` itself
+    compares an answer in which every weight and the KV cache take part: nobody needs to ask again.
     """
 
     name: str
@@ -103,6 +104,7 @@ class EngineFacts:
     kv_window: int = 0
     kv_chunk: int = 1
     estimates: bool = False
+    wake_proves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ sequences of that step, and their blocks are free again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
 from services.faults import BadLogits, EngineFault, OutOfDeviceMemory
+from services.kv.shape import ceil_div
 from services.llama.batch import Batch, build
 from services.llama.core import Outcome, is_out_of_memory
 from services.llama.decoder import Decoder
@@ -20,6 +20,7 @@ from services.llama.planner import Chunk, Plan, Planner
 from services.llama.pool import KvPool
 from services.llama.sampling import choose
 from services.llama.sequence import Sequence
+from services.llama.witness import fixed_ids, told
 
 
 class CachedCore:
@@ -72,19 +73,22 @@ class CachedCore:
         return self.decoder.logits(whole, self.pool)
 
     @torch.inference_mode()
-    def answer(self, ids: Seq[int]) -> list[int]:
-        """The likeliest token behind each of these ids, computed with the pool like any prompt. Only while
-        nothing runs."""
-        sequence = Sequence(list(ids), len(ids), 1)
-        sequence.blocks = self.planner.blocks.take(-(-len(ids) // self.pool.block))
+    def witness(self) -> Tensor:
+        """Logits behind the two ids of a fixed prompt, (2, vocabulary): the same as long as weights and KV
+        memory are. Only while nothing runs.
+
+        One step, since a wake waits for it. One row is a prompt of one token; the other decodes on the same
+        blocks, so it reads what the first has just written to the pool, and its answer hangs on the weights
+        of queries and keys too, which a token that sees only itself can't tell.
+        """
+        ids = fixed_ids(2, self.decoder.config.vocabulary)
+        blocks = self.planner.blocks.take(ceil_div(len(ids), self.pool.block))
         try:
-            plan = Plan(chunks=(Chunk(sequence, 0, len(ids)),))
-            batch = build(plan, self.pool, self.decoder.dtype, self._window)
-            batch.rows = None
-            found: list[int] = self.decoder.logits(batch, self.pool).argmax(-1).tolist()
-            return found
+            prompt = Sequence(ids[:1], 1, 1, blocks=blocks)
+            behind = Sequence(ids, len(ids), 1, computed=1, blocks=blocks)
+            return told(self.forward(Plan(decodes=(behind,), chunks=(Chunk(prompt, 0, 1),))))
         finally:
-            self.planner.blocks.give(sequence.blocks)
+            self.planner.blocks.give(blocks)
 
     def give_back(self) -> None:
         """Memory of the device that isn't needed while nothing runs. Its contents are lost."""

@@ -6,6 +6,7 @@ Law: puts the parts together; what a step does is in cached.py, what is computed
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from services.engine import EngineFacts, EngineStats
 from services.faults import WakeFailed
@@ -20,14 +21,7 @@ from services.llama.model import Model
 from services.llama.planner import Planner
 from services.llama.pool import KvPool, shape_of
 from services.llama.settings import AUTO, DEFAULT_KV_TOKENS
-
-CHECK_TOKENS = 1
-"""Length of the fixed prompt that is answered after waking: one step that reads every weight.
-
-More rows cost more on a CPU: matrix products pack the weights first, a product with one row just reads them.
-But one token sees nothing but itself, whatever the weights of queries and keys are, and nothing is read from
-the KV pool: that is for who asks more than one token (services/pool/verify.py).
-"""
+from services.llama.witness import otherwise
 
 
 class TorchEngine(LlamaEngine):
@@ -38,7 +32,7 @@ class TorchEngine(LlamaEngine):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._core: CachedCore | None = None
-        self._expected: list[int] = []
+        self._expected: Tensor | None = None
 
     @property
     def kv_pool_bytes(self) -> int:
@@ -56,6 +50,7 @@ class TorchEngine(LlamaEngine):
             kv_block=settings.block,
             kv_window=self.model.config.window,
             kv_chunk=settings.chunk,
+            wake_proves=True,
             sleep_levels=(1, 2),
             weights_bytes=self.model.weights.nbytes if self._core else 0,
             device=str(self.model.device),
@@ -90,7 +85,7 @@ class TorchEngine(LlamaEngine):
         planner = Planner(blocks, most=settings.max_sequences, chunk=settings.chunk, window=window)
         graphs = settings.graphs == "on" or (settings.graphs == AUTO and model.device.type == "cuda")
         self._core = GraphCore(decoder, planner, pool) if graphs else CachedCore(decoder, planner, pool)
-        self._expected = self._core.answer(self._question())
+        self._expected = self._core.witness()
         return self._core
 
     def _room(self) -> int:
@@ -107,11 +102,6 @@ class TorchEngine(LlamaEngine):
             return max(1, shape.pool_blocks(settings.kv_memory_mb << 20))
         return ceil_div(settings.kv_tokens or max(DEFAULT_KV_TOKENS, self.model.context), settings.block)
 
-    def _question(self) -> list[int]:
-        """Ids spread over the vocabulary, always the same."""
-        count = min(CHECK_TOKENS, self.model.context, self._ready_core().planner.blocks.count)
-        return [(1 + 7919 * i) % self.model.config.vocabulary for i in range(count)]
-
     def _needs(self) -> int:
         return self._ready_core().missing
 
@@ -121,9 +111,9 @@ class TorchEngine(LlamaEngine):
     def _take_back(self, level: int) -> None:
         core = self._ready_core()
         core.take()
-        found = core.answer(self._question())
-        if found != self._expected:
-            raise WakeFailed(f"the fixed prompt got {found}, before sleeping it was {self._expected}")
+        assert self._expected is not None
+        if wrong := otherwise(self._expected, core.witness(), self.model.dtype):
+            raise WakeFailed(wrong)
 
     def _end(self) -> None:
         core, self._core = self._core, None

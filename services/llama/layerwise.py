@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
 from services.engine import EngineFacts, EngineStats
 from services.faults import BadLogits, EngineFault, OutOfDeviceMemory, WakeFailed
@@ -20,6 +22,7 @@ from services.llama.flash import choose as choose_attention
 from services.llama.lifecycle import LlamaEngine
 from services.llama.sampling import choose
 from services.llama.sequence import Sequence
+from services.llama.witness import fixed_ids, otherwise, told
 
 
 class LayerwiseCore:
@@ -60,13 +63,18 @@ class LayerwiseCore:
     @torch.inference_mode()
     def next_token(self, sequence: Sequence) -> tuple[int, bool]:
         """The token behind what the sequence has, and whether its logits were finite."""
+        tokens, good = choose(self.logits(sequence.tokens), [sequence.sampling], [sequence.made])
+        return tokens[0], good[0]
+
+    @torch.inference_mode()
+    def logits(self, tokens: Seq[int]) -> Tensor:
+        """(1, vocabulary): behind the last of these ids."""
         decoder = self.decoder
-        ids = torch.tensor(sequence.tokens, dtype=torch.int64, device=decoder.device)
+        ids = torch.tensor(tokens, dtype=torch.int64, device=decoder.device)
         run = decoder.enter(ids, torch.arange(len(ids), device=decoder.device))
         for layer in decoder.layers:
             decoder.whole_layer(layer, run)
-        tokens, good = choose(decoder.head_of(run.x[-1:]), [sequence.sampling], [sequence.made])
-        return tokens[0], good[0]
+        return decoder.head_of(run.x[-1:])
 
     def _lose(self, error: EngineFault) -> Outcome:
         return Outcome(self.queue.popleft(), error=error)
@@ -80,7 +88,7 @@ class LayerwiseEngine(LlamaEngine):
     def __init__(self, engine: TorchEngine) -> None:
         super().__init__(engine.model)
         self._core: LayerwiseCore | None = None
-        self._expected = -1
+        self._expected: Tensor | None = None
 
     def _describe(self) -> EngineFacts:
         return EngineFacts(
@@ -92,6 +100,7 @@ class LayerwiseEngine(LlamaEngine):
             sleep_levels=(1, 2),
             weights_bytes=self.model.weights.nbytes if self._core else 0,
             device=str(self.model.device),
+            wake_proves=True,
         )
 
     def stats(self) -> EngineStats:
@@ -115,12 +124,10 @@ class LayerwiseEngine(LlamaEngine):
         self._expected = self._answer()
         return self._core
 
-    def _answer(self) -> int:
-        """The token behind a fixed prompt."""
+    def _answer(self) -> Tensor:
+        """Logits behind a fixed prompt."""
         assert self._core is not None
-        vocabulary = self.model.config.vocabulary
-        ids = [(1 + 7919 * i) % vocabulary for i in range(8)]
-        return self._core.next_token(Sequence(ids, len(ids), 1))[0]
+        return told(self._core.logits(fixed_ids(8, self.model.config.vocabulary)))
 
     def _room(self) -> int:
         return self.model.context
@@ -135,8 +142,9 @@ class LayerwiseEngine(LlamaEngine):
         if not level:
             # The other engine on these weights woke first, and looked.
             return
-        if (found := self._answer()) != self._expected:
-            raise WakeFailed(f"the fixed prompt got {found}, before sleeping it was {self._expected}")
+        assert self._expected is not None
+        if wrong := otherwise(self._expected, self._answer(), self.model.dtype):
+            raise WakeFailed(wrong)
 
     def _end(self) -> None:
         self._core = None

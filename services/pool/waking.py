@@ -87,9 +87,12 @@ class Waking:
     async def _up(self, watch: Stopwatch, where: Binding | None) -> None:
         p = self._p
         if where is None:
-            with watch.step("engine wakes"):
+            with watch.step("engine wakes") as notes:
                 async with asyncio.timeout(p.settings.wake_limit_s):
                     await p.engine.wake()
+                if p.engine.facts().wake_proves:
+                    notes.append("answers its fixed prompt as before")
+                    return
         else:
             with watch.step("close"):
                 await self._cold.close()

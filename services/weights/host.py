@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class HostWeights:
         self._clock = clock or SystemClock()
         self._awake = True
         self._resident: int | None = None
+        self._change, self._telling = 0, threading.Lock()
         self._files = read_folder(folder)
         self._layout = layout(self._files.facts, run_dtype(dtype))
         self.nbytes = self._layout.nbytes
@@ -87,38 +89,47 @@ class HostWeights:
 
     def resident_bytes(self) -> int:
         """Asked of the kernel once after a change: it takes a millisecond, and metrics ask all the time."""
-        if self._resident is None:
-            try:
-                self._resident = self._arena.resident_bytes()
-            except OSError as error:
-                log.warning(
-                    "nobody can tell what is in memory (%s): the size of the weights is reported", error
-                )
-                self._resident = self._layout.size if self._awake else 0
-        return self._resident
+        found, change = self._resident, self._change
+        if found is None:
+            found = self._measured()
+            with self._telling:
+                # Who asks isn't who changes: what was measured before a change must not be told after it.
+                if change == self._change:
+                    self._resident = found
+        return found
+
+    def _measured(self) -> int:
+        try:
+            return self._arena.resident_bytes()
+        except OSError as error:
+            log.warning("nobody can tell what is in memory (%s): the size of the weights is reported", error)
+            return self._layout.size if self._awake else 0
 
     def close(self) -> None:
-        self._changed(awake=False)
         self._tensors = {}
         self._arena.close()
         if self._parked is not None:
             self._parked.close()
+        self._changed(awake=False)
 
     def _wake(self, fill: Callable[[], None]) -> None:
         if self._awake:
             return
         try:
             fill()
-        except (OSError, Unsound) as error:
+        except BaseException as error:
             self._arena.release()
-            raise WakeFailed(f"the weights of {self._folder.name} can't be brought back: {error}") from error
-        except BaseException:
-            self._arena.release()
+            self._changed(awake=False)
+            if isinstance(error, (OSError, Unsound)):
+                what = f"the weights of {self._folder.name}"
+                raise WakeFailed(f"{what} can't be brought back: {error}") from error
             raise
         self._changed(awake=True)
 
     def _changed(self, *, awake: bool) -> None:
-        self._awake, self._resident = awake, None
+        """Called after the change."""
+        with self._telling:
+            self._awake, self._resident, self._change = awake, None, self._change + 1
 
     def _fill(self) -> None:
         if isinstance(self._arena, FileArena):

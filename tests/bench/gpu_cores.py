@@ -24,6 +24,7 @@ from services.llama.planner import Planner
 from services.llama.pool import KvPool
 from services.llama.sequence import Sequence
 from services.llama.settings import AUTO
+from services.llama.witness import otherwise
 from tests.bench.gpu_env import Env
 
 CHUNK = 512
@@ -53,8 +54,12 @@ class Core:
     def reap(self) -> None:
         self.inner.reap()
 
-    def answer(self, ids: Iterable[int]) -> list[int]:
-        return self.inner.answer([i % self.vocabulary for i in ids])
+    def witness(self) -> Tensor:
+        return self.inner.witness()
+
+    def otherwise(self, expected: Tensor, found: Tensor) -> str:
+        """What is wrong with `found`, as a wake of the engine judges it."""
+        return otherwise(expected, found, self.inner.decoder.dtype)
 
     def all_decode(self, count: int) -> bool:
         """Whether `count` sequences run and each of them is past its prompt."""

@@ -88,25 +88,24 @@ def test_a_hundred_cycles_leak_nothing_and_change_no_token(model: Path, tmp_path
 
 
 def test_weights_that_came_back_wrong_are_caught_and_started_cold(model: Path, tmp_path: Path) -> None:
-    """The engine's own check is put out of action: the pool's fixed prompt is the last line."""
+    """The copy in memory is what broke: a wake that keeps it must not pass."""
 
     async def main() -> None:
         pool = await started(model, tmp_path / "s.snapshot")
         engine = pool.parts.engine
         before = await tokens(engine)
         assert (await pool.sleep()).ok
-        inner = engine.inner
-        real = inner.wake
+        weights = engine.inner.model.weights  # type: ignore[attr-defined]
+        real = weights.unpark
 
-        async def wakes_broken() -> None:
-            await real()
-            for weight in inner.model.weights.tensors.values():  # type: ignore[attr-defined]
-                weight.mul_(-0.5)
+        def comes_back_broken() -> None:
+            real()
+            weights.tensors["model.layers.0.self_attn.k_proj.weight"].zero_()
 
-        inner.wake = wakes_broken  # type: ignore[method-assign]
+        weights.unpark = comes_back_broken
         woken = await pool.wake()
         assert woken.ok
-        assert "the fixed prompt got" in woken.recovered
+        assert "the fixed prompt is answered otherwise" in woken.recovered
         assert (await tokens(engine), engine.renewals) == (before, 1)
         await engine.close()
 

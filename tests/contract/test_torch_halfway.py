@@ -162,7 +162,7 @@ def test_who_came_in_by_a_wake_that_was_given_up_is_not_slept_under(folder: Path
 
 
 @pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("where", ["take", "answer"])
+@pytest.mark.parametrize("where", ["take", "witness"])
 @pytest.mark.parametrize("parks", [True, False], ids=["parks again", "can't park again"])
 def test_a_wake_that_fails_after_the_weights_are_back(
     where: str, parks: bool, level: int, folder: Path, caplog: pytest.LogCaptureFixture
@@ -193,13 +193,13 @@ def test_weights_that_answered_wrong_are_read_anew(folder: Path) -> None:
     async def check() -> None:
         async with started(folder) as engine:
             await engine.sleep()
-            core, real = engine._core, engine._core.answer
-            core.answer = lambda _: [-1]
+            core, real = engine._core, engine._core.witness
+            core.witness = lambda: -real()
             with pytest.raises(WakeFailed, match="fixed prompt"):
                 await engine.wake()
             await sleeps(engine)
             assert engine.model.level == 2
-            core.answer = real
+            core.witness = real
             await engine.wake()
             await serves(engine, folder)
 
@@ -214,7 +214,8 @@ def test_a_wake_that_fails_leaves_the_other_engine_on_the_weights_alone(folder: 
             await first.sleep()
             await second.sleep()
             await second.wake()
-            first._core.answer = lambda _: [-1]
+            wrong = -first._expected
+            first._core.witness = lambda: wrong
             with pytest.raises(WakeFailed):
                 await first.wake()
             with pytest.raises(RuntimeError, match="sleeps"):

@@ -13,6 +13,7 @@ from services.engine import EngineStats
 from services.faults import WakeFailed
 from services.llama import model as model_module
 from services.llama.layerwise import LayerwiseEngine
+from services.llama.witness import otherwise
 from tests.contract.torch_engines import answer, ids_of, request, started
 from tests.llama_models import build, greedy, prompt
 
@@ -96,6 +97,32 @@ def test_other_weights_after_waking_are_seen(folder: Path, monkeypatch: pytest.M
                 await answer(engine, request(IDS, 2))
             await engine.wake()
             assert await ids_of(engine, request(IDS, 8)) == greedy(folder, IDS, 8)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_tensor_and_the_kv_pool_take_part_in_what_a_wake_compares(folder: Path, dtype: str) -> None:
+    async def check() -> None:
+        async with started(folder, dtype=dtype) as engine:
+            core, before = engine._core, engine._expected
+            assert core is not None
+            assert before is not None
+
+            def seen() -> bool:
+                return bool(otherwise(before, core.witness(), engine.model.dtype))
+
+            assert not seen()
+            for name, tensor in engine.model.weights.tensors.items():
+                kept = tensor.clone()
+                for spoil in (tensor.zero_, tensor.neg_):
+                    spoil()
+                    assert seen(), (name, spoil)
+                    tensor.copy_(kept)
+            assert not seen()
+            gather = core.pool.gather
+            core.pool.gather = lambda *how: gather(*how).zero_()  # type: ignore[method-assign]
+            assert seen(), "K and V come from the pool"
 
     asyncio.run(check())
 

@@ -21,8 +21,8 @@ MEMORY = 1000
 class Orders:
     """on_sleep, on_wake, on_start: called in the verb; what they raise, it raises. keeps: bytes it doesn't
     give back. garbage: added to every token id once it has slept; cold_garbage: after a cold start;
-    token_shift: always. wake_s,
-    close_s: how long that takes. log: what was called. living: engines that hold memory."""
+    token_shift: always. proves: it says that its wake needs no other proof. wake_s, close_s: how long that
+    takes. log: what was called. living: engines that hold memory."""
 
     on_sleep: Callable[[], object] = lambda: None
     on_wake: Callable[[], object] = lambda: None
@@ -31,6 +31,7 @@ class Orders:
     garbage: int = 0
     cold_garbage: int = 0
     token_shift: int = 0
+    proves: bool = False
     wake_s: float = 0.0
     close_s: float = 0.0
     token_cost_ms: float = 1.0
@@ -76,7 +77,8 @@ class SleepyEngine(EchoEngine):
         self.memory, self.is_asleep = MEMORY, False
 
     def facts(self) -> EngineFacts:
-        return replace(super().facts(), sleep_levels=(1, 2), device=self.where.torch)
+        proves = self.orders.proves
+        return replace(super().facts(), sleep_levels=(1, 2), device=self.where.torch, wake_proves=proves)
 
     def stats(self) -> EngineStats:
         return replace(super().stats(), memory_bytes=self.memory)

@@ -43,6 +43,18 @@ def test_asleep_after_consul_was_told_and_before_the_mesh_hears_of_the_wake() ->
     assert world.orders.log == ["start 0", "sleep 1", "wake"]
 
 
+def test_an_engine_whose_wake_proves_itself_is_not_asked_again() -> None:
+    """Its answer costs a pass over all weights: on a processor that is most of a wake."""
+
+    async def test(it: World) -> None:
+        assert (await it.pool.sleep()).ok
+        woken = await it.pool.wake()
+        assert (woken.code, it.state) == ("", State.RUNNING)
+        assert names(woken) == ["tell the mesh", "room", "engine wakes", "tell Consul"]
+
+    lived(test, Orders(proves=True))
+
+
 def test_the_engine_sleeps_only_after_what_ran_has_ended() -> None:
     async def test(it: World) -> None:
         running = asyncio.ensure_future(it.request(2000))

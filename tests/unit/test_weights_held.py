@@ -81,6 +81,24 @@ def test_sleep_gives_memory_back_and_waking_brings_the_same(model: Path, opened:
     assert weights.resident_bytes() == 0
 
 
+def test_what_was_measured_before_a_change_is_not_told_after_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics ask in one thread while the engine's own parks."""
+    weights = _host(model)
+    real = weights._arena.resident_bytes
+
+    def overtaken() -> int:
+        found = real()
+        weights.park()
+        return int(found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights._arena, "resident_bytes", overtaken)
+        assert weights.resident_bytes() >= weights.nbytes
+    assert weights.resident_bytes() <= 0.1 * weights.nbytes
+
+
 @pytest.mark.parametrize("opened", [_host, _device])
 def test_a_hundred_cycles_leak_nothing(model: Path, opened: Opener) -> None:
     weights, me = opened(model), psutil.Process()
