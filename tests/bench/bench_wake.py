@@ -169,8 +169,8 @@ def rows(found: Found, dtype: str, goal: str) -> list[dict[str, Any]]:
     """Medians. The ratio is cold ÷ awake, as the claim counts it."""
     ready, answer = statistics.median(found.cold_ready), statistics.median(found.cold_answer)
     return [
-        _row(f"cold start to ready, {dtype}", ready, "engine wakes, checked", found.wake_engine, goal),
-        _row(f"cold start to ready, {dtype}", ready, "wake by the admin verb, checked twice", found.wake),
+        _row(f"cold start to ready, {dtype}", ready, "engine wakes, checked", found.wake_engine),
+        _row(f"cold start to ready, {dtype}", ready, "wake by the admin verb", found.wake, goal),
         _row(f"cold start to first answer, {dtype}", answer, "wake to first answer", found.wake_answer),
     ]
 
