@@ -16,11 +16,11 @@ from services.kv.shape import ceil_div
 from services.llama.batch import Batch, build
 from services.llama.core import Outcome, is_out_of_memory
 from services.llama.decoder import Decoder
-from services.llama.planner import Chunk, Plan, Planner
+from services.llama.planner import Plan, Planner
 from services.llama.pool import KvPool
 from services.llama.sampling import choose
 from services.llama.sequence import Sequence
-from services.llama.witness import fixed_ids, told
+from services.llama.witness import fixed_ids, fixed_kv, told
 
 
 class CachedCore:
@@ -74,19 +74,24 @@ class CachedCore:
 
     @torch.inference_mode()
     def witness(self) -> Tensor:
-        """Logits behind the two ids of a fixed prompt, (2, vocabulary): the same as long as weights and KV
-        memory are. Only while nothing runs.
+        """Logits behind a fixed token, (1, vocabulary): the same as long as weights and KV memory are. Only
+        while nothing runs.
 
-        One step, since a wake waits for it. One row is a prompt of one token; the other decodes on the same
-        blocks, so it reads what the first has just written to the pool, and its answer hangs on the weights
-        of queries and keys too, which a token that sees only itself can't tell.
+        One step of one row, since a wake waits for it and more rows cost more (products of a matrix and a
+        vector just read the weights). Before it in the pool lie made-up keys and values: so the pool is
+        read, and queries and keys count, which a token that sees only itself can't tell.
         """
-        ids = fixed_ids(2, self.decoder.config.vocabulary)
-        blocks = self.planner.blocks.take(ceil_div(len(ids), self.pool.block))
+        config, pool = self.decoder.config, self.pool
+        ids = fixed_ids(2, config.vocabulary)
+        blocks = self.planner.blocks.take(ceil_div(len(ids), pool.block))
         try:
-            prompt = Sequence(ids[:1], 1, 1, blocks=blocks)
             behind = Sequence(ids, len(ids), 1, computed=1, blocks=blocks)
-            return told(self.forward(Plan(decodes=(behind,), chunks=(Chunk(prompt, 0, 1),))))
+            made_up = fixed_kv(config.kv_heads, config.head_dim).to(pool.device, self.decoder.dtype)
+            first = torch.tensor([blocks[0] * pool.block], device=pool.device)
+            for layer in range(config.layers):
+                pool.write(layer, first, made_up)
+            batch = build(Plan(decodes=(behind,)), pool, self.decoder.dtype, self._window)
+            return told(self.decoder.logits(batch, pool))
         finally:
             self.planner.blocks.give(blocks)
 
