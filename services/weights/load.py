@@ -1,12 +1,13 @@
 """Shards → tensors in the run dtype, wherever these lie: read in parallel, checked, converted.
 
-Law: the destination is given; this reads, checks and converts, all in the reading threads. On the CPU in
+Law: the destination is given; this reads, checks and converts, all in the reading threads. It converts in
 slices so small that torch doesn't spread them over a crew of its own: each of our threads would start one,
 and crews that wait in a loop for the next slice took four times as much processor time as the copying.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,9 +62,13 @@ class Report:
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Flat, of equal length; converts. In this thread alone."""
+    """Flat, of equal length, source on the CPU; converts. In this thread alone."""
     if target.device.type != "cpu":
         target.copy_(source)
+        return
+    if source.dtype == target.dtype:
+        # One call and no interpreter lock meanwhile: slices took twice the time of reading from the disk.
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
         return
     for at in range(0, len(source), SLICE):
         target[at : at + SLICE].copy_(source[at : at + SLICE])
