@@ -182,10 +182,12 @@ def circuit_breakers(circuit: CircuitSpec, retry: RetrySpec) -> Json:
 
 
 def outlier_detection() -> Json:
-    """Fast and short: out after two transport failures, back when the active check passes.
+    """Fast and short: out after two transport failures, back after two seconds, four the next time, ten at most.
 
     Retries cannot leave a priority by themselves (consistent-hash balancers ignore `retry_priority`), so the
-    ejection has to come while the retries still run. Answers of the application are judged only by
+    ejection has to come while the retries still run, and to last until they have. Hence a passing active
+    check ends none (Envoy's default): an application may answer `/health` and nothing else, and the check
+    would bring it back in the middle of the retries. Answers of the application are judged only by
     502/503/504 in a row: 4xx and 429 say nothing bad about an instance.
     """
     on, off = 100, 0
@@ -194,6 +196,7 @@ def outlier_detection() -> Json:
         "base_ejection_time": seconds(2),
         "max_ejection_time": seconds(10),
         "max_ejection_percent": 100,
+        "successful_active_health_check_uneject_host": False,
         "split_external_local_origin_errors": True,
         "consecutive_local_origin_failure": 2,
         "enforcing_consecutive_local_origin_failure": on,

@@ -272,7 +272,9 @@ def test_the_life_of_an_instance_as_the_mesh_sees_it(agent: Agent) -> None:
             await consul.register(register.instance(replace(IT, lifecycle="draining")))
             await consul.deregister(IT.id)
             await until("gone", lambda: shown() == [])
-            assert len(heard.values) == told + 1, "registering the same again is no news"
+            # On the way out Consul may show the sidecar alone for a moment: its alias has lost its service.
+            later = [[end.health for end in value] for value in heard.values[told:]]
+            assert later in ([[]], [[Health.CRITICAL], []]), "registering the same again is no news"
             assert await consul.services() == {}, "the sidecar stayed behind"
 
     on(agent, scene)
