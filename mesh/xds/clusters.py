@@ -182,7 +182,7 @@ def circuit_breakers(circuit: CircuitSpec, retry: RetrySpec) -> Json:
 
 
 def outlier_detection() -> Json:
-    """Fast and short: out after two transport failures, back after two seconds, four the next time, ten at most.
+    """Fast and short: out after two transport failures; back after two seconds, then four, at most ten.
 
     Retries cannot leave a priority by themselves (consistent-hash balancers ignore `retry_priority`), so the
     ejection has to come while the retries still run, and to last until they have. Hence a passing active
