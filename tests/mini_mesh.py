@@ -69,6 +69,7 @@ class MiniMesh:
         self.folder, self.ca, self.snapshot = folder, ca, snapshot
         self._proxies: dict[str, tuple[str, Proxy]] = {}
         self._servers: dict[str, AdsServer] = {}
+        self.sick: set[str] = set()
         self._stack = AsyncExitStack()
         self.envoys: dict[str, Envoy] = {}
         self.loads: dict[str, list[Any]] = {}
@@ -171,9 +172,14 @@ class MiniMesh:
         await until("everything is acknowledged", acknowledged)
 
     async def serve(self, address: str, port: int, handler: Handler) -> Callable[[], Awaitable[None]]:
-        """An application: every path to `handler`, `/health` answered with 200. Returns how to stop it."""
+        """An application: every path to `handler`, `/health` answered with 200, or 503 while its address is
+        in `sick`. Returns how to stop it."""
+
+        async def health(_: web.Request) -> web.Response:
+            return web.Response(status=503 if address in self.sick else 200)
+
         app = web.Application()
-        app.router.add_get("/health", _healthy)
+        app.router.add_get("/health", health)
         app.router.add_route("*", "/{tail:.*}", handler)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
@@ -185,10 +191,6 @@ class MiniMesh:
         """An application on port 9000 and its sidecar on the endpoint's address."""
         await self.serve(end.address, 9000, handler)
         return await self.start(end.region, sidecar_proxy(end))
-
-
-async def _healthy(_: web.Request) -> web.Response:
-    return web.Response(text="ok")
 
 
 def launch(config: Path, log: Path, admin: str, *extra: str) -> Envoy:

@@ -45,17 +45,18 @@ def ingress(address: str, port: int, specs: tuple[ServiceSpec, ...], sds_path: s
 
 @lru_cache(maxsize=2048)
 def sidecar(
-    address: str, port: int, health_path: str, trust_domain: str, *, draining: bool = False
+    address: str, port: int, health_path: str, trust_domain: str, *, leaving: bool = False
 ) -> Resource:
     """The mTLS door of an instance.
 
-    draining: the instance takes leave. Ingresses of this region see that in EDS; those behind a mesh gateway
-    hold connections to it and would send new requests for as long as these live. A chain under another name
-    makes Envoy drain them: GOAWAY with the next answer, streams may end (within --drain-time-s), and the
-    new connections go elsewhere.
+    leaving: the instance takes leave or is sick. Ingresses of this region see that in EDS; those behind a
+    mesh gateway hold connections to it and would send new requests for as long as these live, and their
+    health check, which keeps its connection, would take the sick one for the whole region (measured). A
+    chain under another name makes Envoy drain them: GOAWAY with the next answer, streams may end (within
+    --drain-time-s), and the new connections go elsewhere.
     """
     chain = {
-        "name": "inbound-draining" if draining else "inbound",
+        "name": "inbound-leaving" if leaving else "inbound",
         "filters": [_manager(_sidecar_manager(health_path))],
         "transport_socket": tls.inbound(trust_domain),
         "transport_socket_connect_timeout": seconds(10),

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mesh.model import Endpoint, Health, MeshSnapshot, Proxy, ProxyKind, ServiceSpec, SnapshotError
+from mesh.model import Endpoint, MeshSnapshot, Proxy, ProxyKind, ServiceSpec, SnapshotError
 from mesh.xds import clusters, endpoints, inbound, listeners, names, routes, secrets
 from mesh.xds.endpoints import SERVING, Key
 from mesh.xds.failover import hops
@@ -135,13 +135,13 @@ def _sidecar(snapshot: MeshSnapshot, proxy: Proxy) -> Parts:
     if spec is None:
         raise NotReady(f"proxy {proxy.id}: service {proxy.service!r} is not in the catalog of services")
     colour = inbound.value_of(snapshot.region, proxy)
-    draining = any(
-        (e.address, e.port) == (proxy.address, proxy.port) and e.health in (Health.DRAINING, Health.ASLEEP)
+    leaving = any(
+        (e.address, e.port) == (proxy.address, proxy.port) and e.health not in SERVING
         for e in _group(snapshot, proxy.service, proxy.stage)
     )
     return (
         clusters.local_app(proxy.local_address, proxy.local_port, LOCAL_APP_IDLE_S),
-        listeners.sidecar(proxy.address, proxy.port, spec.health_path, domain, draining=draining),
+        listeners.sidecar(proxy.address, proxy.port, spec.health_path, domain, leaving=leaving),
         inbound.route_config(spec, colour, snapshot.intentions, domain),
         *_secrets(snapshot, proxy),
     )

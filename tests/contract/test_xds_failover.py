@@ -121,6 +121,46 @@ def test_an_application_that_hangs_behind_a_living_sidecar_costs_no_request(fold
     asyncio.run(story())
 
 
+def test_a_sick_instance_behind_a_gateway_does_not_take_its_siblings_along(folder: Path) -> None:
+    """The ingress' health check keeps its connection, and through a gateway that leads to one of the two.
+
+    Each is sick once, so one of them is the one that the check asks.
+    """
+
+    async def story() -> None:
+        async with running(folder, pairs(), brisk) as (mesh, http):
+            for sick in ("127.103.2.10", "127.103.2.11"):
+                mesh.sick = {sick}
+                ends = tuple(
+                    replace(e, health=Health.CRITICAL if e.address == sick else Health.PASSING)
+                    for e in mesh.snapshot.endpoints
+                )
+                mesh.update(lambda s, ends=ends: replace(s, endpoints=ends))
+                enough = await _checks() + 15
+
+                async def checked(enough: int = enough) -> bool:
+                    return await _checks() > enough
+
+                await until("the ingress asked again, more than once", checked)
+
+                async def shared() -> bool:
+                    answers = await closed_loop(http, URL, [{}] * 40)
+                    assert not failures(answers)
+                    return set(colours(answers)) == {colour(CN, STABLE), colour(US, STABLE)}
+
+                await until("the region serves by the other one", shared)
+
+    asyncio.run(story())
+
+
+async def _checks() -> int:
+    """Active checks that the ingress has made of its three hosts for us-east-1."""
+    name = f"cluster.chat~{US}~stable.health_check.attempt"
+    answer = await fetch(f"http://{INGRESS}:19000/stats?filter={name}$")
+    assert answer is not None
+    return int(answer[1].rsplit(":", 1)[1])
+
+
 def test_the_remote_canary_goes_and_comes_on_the_same_gateway_address(folder: Path) -> None:
     """One host for both stages: nobody may be lost, the colour must come back, and the header tells."""
 
