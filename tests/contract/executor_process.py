@@ -127,7 +127,7 @@ def executor(
         yield it
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         for stream in it.streams:
             stream.close()
         assert process.stdout is not None

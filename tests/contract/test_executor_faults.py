@@ -113,20 +113,16 @@ def test_a_client_that_leaves_gives_back_slot_and_kv(it: Executor) -> None:
     assert "Traceback" not in it.log.read_text()
 
 
-def test_sigterm_lets_short_streams_end_and_tells_long_ones_at_the_deadline_why(tmp_path: Any) -> None:
+def test_sigterm_tells_long_answers_at_the_deadline_why(tmp_path: Any) -> None:
     with (
-        executor(tmp_path, "127.107.14.11", *SIM, "--drain-deadline-s", "1.5") as it,
+        executor(tmp_path, "127.107.14.11", *SIM, "--drain-deadline-s", "0.5") as it,
         ThreadPoolExecutor(1) as aside,
     ):
         whole = aside.submit(raw, it, post(b'{"prompt": "hi", "max_tokens": 3000}'), end=False)
         until("it is in flight", lambda: it.running() == 1)
-        long, short = it.stream(max_tokens=3000), it.stream(max_tokens=20)
+        long = it.stream(max_tokens=3000)
         long.take(1)
-        short.take(1)
         it.signal(signal.SIGTERM)
-        until("not ready while draining", lambda: it.get("/ready") == 503)
-        said = events(short.rest())
-        assert (len(said), said[-1]) == (21, "[DONE]")
         with pytest.raises(http.client.IncompleteRead) as cut:
             long.rest()
         *tokens, last = events(long.seen + cut.value.partial)
