@@ -5,6 +5,7 @@ Law: no process, no port, no folder is made here unless a test asks for the fixt
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,11 @@ from tests.goldens import FOLDER, Goldens
 # No test fails because the machine is busy: neither by a slow example nor by slow drawing.
 settings.register_profile("weir", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weir")
+
+# A shell without job control starts what it puts in the background with SIGINT ignored, and children inherit
+# that: the tests of Ctrl-C would wait in vain for the end of a process that never hears it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
