@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_SOCKET_PATH = 100
+"""Bytes; as many as the control plane takes (mesh/xds/grpc_io.py)."""
 MARKER = "WEIR_WORLD"
 """Environment variable that every process of a world carries: the absolute world folder."""
 
@@ -125,6 +126,6 @@ def runtime_folder(folder: Path, environ: Mapping[str, str], uid: int, longest_r
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:10]
     base = environ.get("XDG_RUNTIME_DIR", "")
     own = Path(base) / f"weir-{digest}"
-    if base.startswith("/") and len(os.fsencode(own)) + longest_region + len("/.sock") < MAX_SOCKET_PATH:
+    if base.startswith("/") and len(os.fsencode(own)) + longest_region + len("/.sock") <= MAX_SOCKET_PATH:
         return own
     return Path("/tmp") / f"weir-{uid}-{digest}"  # noqa: S108 - checked for its owner in private_folder
