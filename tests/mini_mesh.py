@@ -31,7 +31,7 @@ from mesh.xds.resources import build
 from mesh.xds.server import AdsServer
 from tests.throwaway_ca import ThrowawayCa
 
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -183,6 +183,9 @@ class AdsServer:
         session = Session(context, core, self._shared)
         self._enter(session)
         try:
+            # By themselves: a close that cancels the first write would send them again with the status, gRPC
+            # refuses that, and the client waits on a dead stream for ever.
+            await context.send_initial_metadata(())
             close = await session.run(first)
         finally:
             self._leave(session)

@@ -20,7 +20,7 @@ from typing import Any
 
 from mesh.tools import find
 
-READY_TIMEOUT_S = 40.0
+READY_TIMEOUT_S = 60.0
 MASTER_TOKEN = "6d2f4bb8-0000-4000-8000-00000000feed"
 """Management token of test agents started with acl=True; secret of nothing."""
 
@@ -87,7 +87,7 @@ class Agent:
         body = self.call("GET", "/v1/connect/ca/roots")
         return bool(body and body.get("Roots"))
 
-    def call(self, method: str, path: str, data: bytes | None = None, timeout_s: float = 5.0) -> Any:
+    def call(self, method: str, path: str, data: bytes | None = None, timeout_s: float = 30.0) -> Any:
         """One plain request with the agent's management token, for arranging a test."""
         request = urllib.request.Request(self.http + path, data=data, method=method)
         if self.token:
@@ -106,7 +106,7 @@ class Agent:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
     def restart(self, *, wait: bool = True) -> None:
         self.kill()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.real
 
 ALLOW, DENY = Action.ALLOW, Action.DENY
 NAMES = ("web", "batch", "chat")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def _envoy(folder: Path) -> Iterator[Path]:
 
 def _get(path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://{ENVOY}:8080{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{ENVOY}:8080{path}", timeout=60) as answer:
             answer.read()
             return int(answer.status)
     except (urllib.error.URLError, ConnectionError):
@@ -107,7 +107,7 @@ def _get(path: str) -> int:
 def _post(**body: Any) -> bytes:
     raw = json.dumps({"prompt": "hi", "max_tokens": 5, **body}).encode()
     request = urllib.request.Request(f"http://{ENVOY}:8080/v1/completions", raw)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         said: bytes = answer.read()
         return said
 

@@ -20,6 +20,16 @@ from tests.fakes.envoy import FakeEnvoy
 DELTA = f"/{SERVICE}/DeltaAggregatedResources"
 
 
+async def write(call: Any, data: bytes) -> None:
+    """Raises AioRpcError when the server has ended the call, be it before we write or while we do: grpcio has
+    InvalidStateError for the first, and which of the two it is, is chance."""
+    try:
+        await call.write(data)
+    except asyncio.InvalidStateError:
+        await call.read()  # raises how it ended
+        raise
+
+
 class GrpcEnvoy:
     """`pump` runs the protocol until the stream ends; the fake raises what the server does wrong."""
 
@@ -32,11 +42,11 @@ class GrpcEnvoy:
 
     async def pump(self) -> None:
         for data in self.fake.connect():
-            await self.call.write(data)
+            await write(self.call, data)
         while (data := await self.call.read()) is not grpc.aio.EOF:
             await self.deaf.wait()
             for request in self.fake.receive(data):
-                await self.call.write(request)
+                await write(self.call, request)
 
 
 @asynccontextmanager
@@ -61,7 +71,7 @@ async def connected(
                 await task
 
 
-async def until(what: str, holds: Callable[[], bool], within_s: float = 20.0) -> None:
+async def until(what: str, holds: Callable[[], bool], within_s: float = 60.0) -> None:
     """Poll until `holds`; AssertionError with `what` after the deadline."""
     loop = asyncio.get_running_loop()
     end = loop.time() + within_s
