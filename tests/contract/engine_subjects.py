@@ -83,7 +83,7 @@ def stand_in(
         "metrics_s": "0.05",
         "settle_s": "0.5",
         "max_model_len": "1024",
-        "start_s": "30",
+        "start_s": "200",
         "log": str(folder / "vllm.log"),
     } | {name: str(value) for name, value in options.items()}
     how = (lambda gpu, uuid: measure, checkpoints)
@@ -106,13 +106,13 @@ def stand_in_server(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()  # it ends its own child
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 @contextlib.contextmanager
 def openai_on_stand_in(folder: Path, orders: Orders) -> Iterator[Subject]:
     with stand_in_server(folder, {ORDERS: str(orders.file)}) as url:
-        options = {"base_url": url, "start_s": "20"}
+        options = {"base_url": url, "start_s": "200"}
         yield Subject(lambda: make_engine("openai", options, STAND_IN), "openai", prompts=PROMPTS)
 
 

@@ -20,7 +20,7 @@ from services.engine import Engine, EngineFacts, EngineStats, FinishReason, Gene
 from services.faults import Refused
 from services.stops import Cutter
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 NEVER = 10**7
 """An id that no vocabulary has."""
 _numbers = count()

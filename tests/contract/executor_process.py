@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-READY_TIMEOUT_S = 60.0
-WAIT_S = 30.0
+READY_TIMEOUT_S = 200.0
+WAIT_S = 60.0
 WEIR = str(Path(sys.executable).parent / "weir")
 PORT = 9000
 

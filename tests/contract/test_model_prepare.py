@@ -44,7 +44,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(2)
     ]
     try:
-        outs = [child.communicate(timeout=110) for child in both]
+        outs = [child.communicate(timeout=280) for child in both]
     finally:
         for child in both:
             child.kill()

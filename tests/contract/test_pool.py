@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from regions.cli.errors import WeirError
+from services.pool import hand
 from services.pool.cli import app
 from tests.contract.consul_agent import Agent, consul_agent
 from tests.contract.executor_process import Executor, executor, until
@@ -30,6 +31,13 @@ SIDECAR = "-sidecar-proxy"
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     with consul_agent(tmp_path_factory.mktemp("consul"), "127.107.5.1", "us-east-1") as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is there answers here, however slow the machine; who isn't refuses the connection at once."""
+    monkeypatch.setattr(hand, "ANSWER_S", 60.0)
+    monkeypatch.setattr(hand, "STATE_S", 60.0)
 
 
 def on(agent: Agent, folder: Path, ip: str, *options: str) -> AbstractContextManager[Executor]:
@@ -55,18 +63,23 @@ def checks(agent: Agent, id_: str) -> set[str]:
 def test_a_sleeper_is_known_passing_and_told_as_such_before_its_engine_sleeps(
     tmp_path: Path, agent: Agent
 ) -> None:
-    with on(agent, tmp_path, "127.107.5.10", "--token-cost-ms", "20") as it:
+    with on(agent, tmp_path, "127.107.5.10", "--token-cost-ms", "20", "--drain-deadline-s", "600") as it:
         id_ = "chat-stable-0"
         until("ready", lambda: meta(agent, id_).get("lifecycle") == "ready")
-        stream = it.stream(max_tokens=100)
-        stream.take(2)
+        stream = it.stream(max_tokens=20)
+        # The drain lasts until this client leaves, however late Consul is looked at.
+        holds = it.stream(max_tokens=30_000)
+        for one in (holds, stream):
+            one.take(2)
         with ExitStack() as stack:
             asleep = stack.enter_context(_asked(it.ip, "/sleep"))
             until("told", lambda: meta(agent, id_ + SIDECAR).get("lifecycle") == "draining")
-            assert it.running() == 1.0, "told while the stream was under way"
             said = events(stream.rest())
-            assert (len(said), said[-1]) == (101, "[DONE]"), "sleeping drains first"
-            out, _ = asleep.communicate(timeout=30)
+            assert (len(said), said[-1]) == (21, "[DONE]"), "sleeping drains first"
+            assert it.running() == 1.0, "told while a stream was under way"
+            assert meta(agent, id_)["lifecycle"] == "draining", "and it waits for the last one"
+            holds.close()
+            out, _ = asleep.communicate(timeout=60)
             body = json.loads(out)
         assert (body["lifecycle"], body["outcome"]["ok"]) == ("asleep", True)
         for name in (id_, id_ + SIDECAR):
@@ -95,14 +108,17 @@ def _asked(ip: str, path: str) -> subprocess.Popen[bytes]:
 
 
 def _several_checks_pass(agent: Agent, id_: str) -> None:
-    """The agent asks /health once a second, and two failures in a row would turn it critical."""
+    """The agent asks /health once a second, and two failures in a row would turn it critical. One that a busy
+    machine kept from asking in time says so itself; what counts is what the sleeper answers."""
     until("passing", lambda: checks(agent, id_) == {"passing"})
     end = time.monotonic() + 3.5
-    until("three checks later", lambda: _passing_until(agent, id_, end))
+    until("three checks later", lambda: _well_until(agent, id_, end))
+    until("passing still", lambda: checks(agent, id_) == {"passing"})
 
 
-def _passing_until(agent: Agent, id_: str, end: float) -> bool:
-    assert checks(agent, id_) == {"passing"}
+def _well_until(agent: Agent, id_: str, end: float) -> bool:
+    said = agent.call("GET", "/v1/agent/checks")[f"{id_}:http"]["Output"]
+    assert not said or any(word in said for word in (" 200 OK", "Client.Timeout", "deadline exceeded")), said
     return time.monotonic() > end
 
 

@@ -20,7 +20,7 @@ from services.faults import DeviceLost, EngineDied
 from services.llama import model as model_module
 from services.llama.layerwise import LayerwiseEngine
 from services.weights import open_weights
-from tests.contract.torch_engines import PATIENCE_S, answer, ids_of, request, started, until
+from tests.contract.torch_engines import PATIENCE_S, FirstStep, answer, ids_of, request, started, until
 from tests.llama_models import build, greedy, prompt
 
 pytestmark = pytest.mark.torch
@@ -189,10 +189,11 @@ def test_whatever_fails_in_the_worker_is_the_death_of_the_engine_and_told(
 ) -> None:
     async def check() -> None:
         async with started(folder) as engine:
-            held = Held(engine)
+            held, first = Held(engine), FirstStep(engine)
             async with aclosing(engine.generate(request(prompt(2, 9), 200))) as made:
                 await anext(made)
                 setattr(engine._core, where, fails)
+                first.go.set()
                 for _ in range(2):
                     with pytest.raises(EngineDied, match="broken on order"):
                         await answer(engine, ASK)

@@ -16,7 +16,7 @@ import torch
 from services.engine import Token
 from services.faults import BadLogits, DeviceLost, EngineDied, EngineFault, OutOfDeviceMemory
 from services.llama.tokenizer import Detokenizer
-from tests.contract.torch_engines import answer, at_zero, ids_of, request, started, until
+from tests.contract.torch_engines import FirstStep, answer, at_zero, ids_of, request, started, until
 from tests.llama_models import build, greedy, prompt
 
 pytestmark = pytest.mark.torch
@@ -108,11 +108,13 @@ def test_anything_else_kills_the_engine_and_all_who_wait_hear_it(
 
     async def check() -> None:
         async with started(folder, max_sequences=1) as engine:
+            first = FirstStep(engine)
             async with aclosing(engine.generate(request(prompt(1, 9), 200))) as made:
                 await anext(made)
                 waiting = asyncio.create_task(answer(engine, request(prompt(2, 9), 9)))
                 await asyncio.sleep(0)
                 monkeypatch.setattr(engine._core.decoder, "enter", broken)
+                first.go.set()
                 with pytest.raises(EngineDied, match="broken on order"):
                     await _drain(made)
             with pytest.raises(EngineDied):

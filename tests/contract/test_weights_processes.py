@@ -44,7 +44,7 @@ def test_one_writes_the_others_map(tmp_path: Path) -> None:
         for _ in range(PROCESSES)
     ]
     try:
-        outs = [child.communicate(timeout=60) for child in children]
+        outs = [child.communicate(timeout=280) for child in children]
     finally:
         for child in children:
             child.kill()

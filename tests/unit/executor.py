@@ -27,7 +27,7 @@ WHO = Identity("chat", "chat-canary-1", "westeurope", "z1", "canary", "7", "echo
 CHAT = {"model": "echo-1", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "seed": 9}
 TEXT = {"model": "echo-1", "prompt": "hi", "max_tokens": 5, "seed": 0}
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Running:

@@ -66,7 +66,7 @@ class Clone:
             text=True,
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            timeout=60,
+            timeout=250,
             check=False,
         )
 
@@ -204,7 +204,7 @@ def test_every_target_that_needs_the_environment_sets_it_up_first() -> None:
         env={"PATH": os.environ["PATH"]},
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=250,
         check=True,
     )
     lines = [line.strip() for line in made.stdout.splitlines() if line.strip()]

@@ -229,10 +229,10 @@ def test_two_set_ups_at_once_fetch_once(machine: Machine) -> None:
     threads = [threading.Thread(target=one) for _ in range(2)]
     for thread in threads:
         thread.start()
-    met = waiting.wait(20)
+    met = waiting.wait(60)
     gate.touch()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert met, "the second set-up did not wait for the first"
     assert errors == []
     assert machine.said().count(" update") == 1

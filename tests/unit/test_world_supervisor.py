@@ -24,7 +24,7 @@ from mesh.world.process import State
 from mesh.world.supervisor import Supervisor
 from regions.cli.errors import WeirError
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Desk:
