@@ -12,26 +12,30 @@ import json
 import random
 import re
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from mesh import tools
 from mesh.clock import SystemClock
 from mesh.model import FULL, Endpoint, Gateway, MeshSnapshot, Proxy, ProxyKind, Roots, Slice, TrafficPlan
-from mesh.xds import auth
+from mesh.xds import auth, clusters
 from mesh.xds.bootstrap import ProxyIdentity, bootstrap
+from mesh.xds.pb import Json, seconds
 from mesh.xds.resources import build
 from mesh.xds.server import AdsServer
 from tests.throwaway_ca import ThrowawayCa
 
 DEADLINE_S = 60.0
+LONG_S = 60.0
+"""No machine stands still for that long."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -191,6 +195,36 @@ class MiniMesh:
         """An application on port 9000 and its sidecar on the endpoint's address."""
         await self.serve(end.address, 9000, handler)
         return await self.start(end.region, sidecar_proxy(end))
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Clusters built meanwhile take nobody for dead or ill because he is slow: for tests of where requests go
+    on a machine that may stand still for seconds, applications and Envoys alike."""
+    slow = seconds(LONG_S)
+    kinds = ("local_origin_failure", "gateway_failure")
+    switches = {f"enforcing_consecutive_{kind}": 0 for kind in kinds}
+    real = clusters.health_check, clusters.outlier_detection, clusters._http2
+
+    def http2() -> Json:
+        options = real[2]()
+        options["explicit_http_config"]["http2_protocol_options"].pop("connection_keepalive")
+        return options
+
+    def forget() -> None:
+        for made in (clusters.ingress_cluster, clusters.gateway_cluster, clusters.local_app):
+            made.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clusters, "health_check", lambda spec: {**real[0](spec), "timeout": slow})
+        patch.setattr(clusters, "outlier_detection", lambda: {**real[1](), **switches})
+        patch.setattr(clusters, "_http2", http2)
+        patch.setattr(clusters, "CONNECT_TIMEOUT_S", LONG_S)
+        forget()
+        try:
+            yield
+        finally:
+            forget()
 
 
 def launch(config: Path, log: Path, admin: str, *extra: str) -> Envoy:
