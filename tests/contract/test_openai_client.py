@@ -30,7 +30,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
 def client(serving: Executor) -> Iterator[Any]:
     import openai
 
-    with openai.OpenAI(base_url=f"http://{IP}:9000/v1", api_key="none", max_retries=0, timeout=20) as it:
+    with openai.OpenAI(base_url=f"http://{IP}:9000/v1", api_key="none", max_retries=0, timeout=60) as it:
         yield it
 
 
@@ -145,7 +145,7 @@ def test_its_own_retry_gets_through_when_the_queue_has_room_again() -> None:
 
         async with (
             running(FullOnce(["fine"])) as it,
-            openai.AsyncOpenAI(base_url=f"{it.base}/v1", api_key="none", max_retries=1, timeout=20) as client,
+            openai.AsyncOpenAI(base_url=f"{it.base}/v1", api_key="none", max_retries=1, timeout=60) as client,
         ):
             answer = await client.chat.completions.create(model="echo-1", messages=HI)
             assert answer.choices[0].message.content == "fine"

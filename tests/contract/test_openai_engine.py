@@ -16,6 +16,7 @@ from services.engine import FinishReason, GenerateRequest
 from services.engines.openai import base_url, make
 from services.faults import EngineFault, EngineHung, Refused
 from services.telemetry.outgoing import Carrying
+from services.upstream import client
 from services.vllm.process import free_port
 from tests.contract.engine_suite import answer, until
 from tests.unit.executor import TEXT_PATH, running
@@ -86,6 +87,12 @@ class Server:
             yield it
         finally:
             await it.close()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an error says is read here however long it takes to come."""
+    monkeypatch.setattr(client, "ERROR_S", 60.0)
 
 
 def whole(*texts: str) -> list[bytes | None]:
@@ -198,7 +205,10 @@ def test_a_finish_told_apart_and_characters_cut_in_two() -> None:
     asyncio.run(main())
 
 
-def test_one_connection_serves_one_answer_after_the_other() -> None:
+def test_one_connection_serves_one_answer_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The end of the body comes right after the last event; a busy machine may take its time between the two.
+    monkeypatch.setattr(client, "LINGER_S", 60.0)
+
     async def main() -> None:
         server = Server()
         server.chunks = whole("a")

@@ -13,6 +13,7 @@ import pytest
 
 from regions.cli.errors import WeirError
 from services.faults import EngineDied, EngineFault, EngineHung, Refused
+from services.vllm import engine as vllm_engine
 from services.vllm.engine import VllmEngine
 from tests.contract.engine_subjects import Orders, stand_in
 from tests.contract.engine_suite import answer, idle, until
@@ -103,7 +104,12 @@ def _load(engine: VllmEngine) -> tuple[int, int]:
 # -- dying
 
 
-def test_a_server_that_dies_is_dead_for_good(tmp_path: Path, orders: Orders) -> None:
+def test_a_server_that_dies_is_dead_for_good(
+    tmp_path: Path, orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who dies is told apart from who hangs up once the leash has ended; how soon that is, is the machine's.
+    monkeypatch.setattr(vllm_engine, "NOTICE_S", 60.0)
+
     async def main() -> None:
         async with started(tmp_path) as engine:
             before = family()
@@ -237,7 +243,7 @@ def test_sigterm_lets_streams_end_and_then_stops_the_server(tmp_path: Path, orde
         it.signal(signal.SIGTERM)
         assert stream.rest().endswith(b"data: [DONE]\n\n")
         assert it.ended() == 0
-        assert not any(p.is_running() for p in below)
+        wait_until("nothing is left", lambda: not any(p.is_running() for p in below))
 
 
 def test_sigterm_while_it_starts_stops_it(tmp_path: Path, orders: Orders) -> None:
@@ -248,7 +254,7 @@ def test_sigterm_while_it_starts_stops_it(tmp_path: Path, orders: Orders) -> Non
         below = process.children(recursive=True)
         it.signal(signal.SIGTERM)
         assert it.ended() == 0
-        assert not any(p.is_running() for p in below)
+        wait_until("nothing is left", lambda: not any(p.is_running() for p in below))
 
 
 def test_the_dead_engine_is_told_by_health(tmp_path: Path, orders: Orders) -> None:

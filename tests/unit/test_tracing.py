@@ -19,7 +19,7 @@ from regions.cli.errors import UsageError
 from services.engine import GenerateRequest
 from services.faults import OutOfDeviceMemory
 from services.server import Edge
-from services.telemetry import genai, outgoing_headers
+from services.telemetry import genai, otel, outgoing_headers
 from services.telemetry.otel import THREAD
 from services.telemetry.outgoing import Carrying
 from services.telemetry.trace import NoTracing, TraceIds, Tracing, from_environment, trace_id
@@ -36,6 +36,8 @@ DEFERRED = {"x-b3-traceid": TRACE, "x-b3-spanid": PARENT}
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """It answers, so whatever ended is there once tracing was closed, however slow the machine."""
+    monkeypatch.setattr(otel, "CLOSE_S", 60.0)
     with Collector().up() as it:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", it.url)
         yield it
@@ -258,7 +260,7 @@ def test_a_setting_that_there_is_not_is_a_usage_error(env: dict[str, str]) -> No
 def test_nothing_of_opentelemetry_is_imported_where_nobody_traces() -> None:
     code = "import sys, services.server; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout.strip() == "[]"
 
 
