@@ -242,9 +242,13 @@ def test_ctrl_c_while_waiting_leaves_the_change_and_says_how_to_undo_it(calm: Me
         ]
         process = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
-        written = next(line for line in process.stderr if "waiting until" in line)
-        process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=30)
+        try:
+            written = next(line for line in process.stderr if "waiting until" in line)
+            process.send_signal(signal.SIGINT)
+            _, rest = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
         assert process.returncode == 130, rest
         assert "weir traffic undo" in rest
         assert "written as change" in written
