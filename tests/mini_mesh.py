@@ -12,7 +12,7 @@ import json
 import random
 import re
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,13 +102,17 @@ class MiniMesh:
     def socket(self, region: str) -> Path:
         return self.folder / f"{region}.sock"
 
-    def update(self, change: Callable[[MeshSnapshot], MeshSnapshot]) -> None:
-        """Replace the snapshot and publish what follows from it to every proxy."""
+    def update(
+        self, change: Callable[[MeshSnapshot], MeshSnapshot], late: Collection[str] = frozenset()
+    ) -> None:
+        """Replace the snapshot and publish what follows from it to every proxy, but to those in `late`."""
         self.snapshot = change(self.snapshot)
-        self.publish()
+        self.publish(late)
 
-    def publish(self) -> None:
+    def publish(self, late: Collection[str] = frozenset()) -> None:
         for proxy_id, (region, proxy) in self._proxies.items():
+            if proxy_id in late:
+                continue
             seen = replace(
                 self.snapshot, region=region, leafs={proxy.service: self.ca.leaf(proxy.service, region)}
             )

@@ -53,11 +53,15 @@ def sidecar(
     mesh gateway hold connections to it and would send new requests for as long as these live, and their
     health check, which keeps its connection, would take the sick one for the whole region (measured). A
     chain under another name makes Envoy drain them: GOAWAY with the next answer, streams may end (within
-    --drain-time-s), and the new connections go elsewhere.
+    --drain-time-s), and the new connections go elsewhere. One that comes back, since the gateway hears of it
+    later than the sidecar, is sent away with its first answer.
     """
+    manager = _sidecar_manager(health_path)
+    if leaving:
+        manager["common_http_protocol_options"] = {"max_requests_per_connection": 1}
     chain = {
         "name": "inbound-leaving" if leaving else "inbound",
-        "filters": [_manager(_sidecar_manager(health_path))],
+        "filters": [_manager(manager)],
         "transport_socket": tls.inbound(trust_domain),
         "transport_socket_connect_timeout": seconds(10),
     }
