@@ -85,11 +85,11 @@ def test_no_token_for_too_long_is_a_hang(tmp_path: Path, orders: Orders) -> None
 def test_a_queue_is_told(tmp_path: Path, orders: Orders) -> None:
     async def main() -> None:
         async with started(tmp_path, max_num_seqs=1) as engine:
-            orders.give(step_ms=300)
-            asked = [asyncio.create_task(answer(engine, ASK(max_tokens=40))) for _ in range(3)]
+            orders.give(step_ms=500)  # minutes, until it is told to be quick
+            asked = [asyncio.create_task(answer(engine, ASK(max_tokens=400))) for _ in range(3)]
             await until("one runs, two wait", lambda: _load(engine) == (1, 2))
-            orders.give()
-            assert {len(tokens) for tokens in await asyncio.gather(*asked)} == {40}
+            orders.give(step_ms=0)
+            assert {len(tokens) for tokens in await asyncio.gather(*asked)} == {400}
             await idle(engine)
             assert "vllm:num_requests_waiting_by_reason" in engine.upstream_metrics()
 

@@ -29,11 +29,12 @@ def test_lengths_are_vllm_s_affair_and_its_load_is_carried_on(
         async with running(Scheduled(engine)) as it:
             orders.give(step_ms=0)
             await lengths(it)
-            orders.give(step_ms=10)
-            asked = [asyncio.create_task(answer(engine, ASK(max_tokens=40))) for _ in range(2)]
+            orders.give(step_ms=500)  # minutes, until it is told to be quick
+            asked = [asyncio.create_task(answer(engine, ASK(max_tokens=400))) for _ in range(2)]
             await it.until(lambda: engine.stats().waiting == 1)
             async with it.http.get(it.base + "/v1/models") as told:
                 assert "named_metrics.num_requests_waiting=1," in told.headers["endpoint-load-metrics"]
+            orders.give(step_ms=0)
             await asyncio.gather(*asked)
 
     asyncio.run(main())
