@@ -29,11 +29,11 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.timeout(480),
+    pytest.mark.timeout(660),
 ]
 
 IP, MODEL = "127.107.6.20", "smollm2-135m-instruct"
-READY_S = 300.0
+READY_S = 420.0
 OPTIONS = ("dtype=float32", "max_model_len=1024", "metrics_s=0.2", f"start_s={READY_S:g}")
 PROMPT = "The capital of France is"
 TOKENS = 12
