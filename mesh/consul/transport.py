@@ -142,6 +142,10 @@ class Transport:
         query = dict(params)
         if index is not None:
             query["index"] = str(index)
+        if index == 0:
+            # A watch that starts over, perhaps because the server did: newly elected, it answers other reads
+            # from a store that its log isn't applied to yet, and all that was there looks gone.
+            query["consistent"] = ""
         if wait_s is not None:
             query["wait"] = f"{max(1, round(wait_s * 1000))}ms"
         blocking = bool(index) and wait_s is not None

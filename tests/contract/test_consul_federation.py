@@ -45,7 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Agent]]
         }
 
 
-async def until(what: str, holds: Callable[[], Awaitable[bool] | bool], within_s: float) -> None:
+async def until(what: str, holds: Callable[[], Awaitable[bool] | bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -61,7 +61,7 @@ async def until(what: str, holds: Callable[[], Awaitable[bool] | bool], within_s
 def on(pair: dict[str, Agent], scene: Callable[[Consul, Consul], Awaitable[None]]) -> None:
     async def main() -> None:
         async with Consul(pair["east"].http) as east, Consul(pair["west"].http) as west:
-            await until("WAN joined", lambda: _both(east), within_s=30)
+            await until("WAN joined", lambda: _both(east))
             await scene(east, west)
 
     asyncio.run(main())
@@ -74,7 +74,7 @@ async def _both(consul: Consul) -> bool:
 def test_one_trust_domain_and_leafs_from_both(pair: dict[str, Agent]) -> None:
     async def scene(east: Consul, west: Consul) -> None:
         _, roots = await east.roots()
-        await until("same roots", lambda: _same(west, roots), within_s=30)
+        await until("same roots", lambda: _same(west, roots))
         _, leaf = await west.leaf("chat")
         assert leaf.uri == f"spiffe://{roots.trust_domain}/ns/default/dc/west/svc/chat"
         # The secondary signs with an intermediate: the chain must travel with the leaf.
@@ -131,20 +131,20 @@ def test_a_watch_on_a_dead_datacenter_says_so_and_resumes(pair: dict[str, Agent]
         )
         task = asyncio.create_task(watch.run())
         try:
-            await until("first answer", lambda: heard == [b"start"], within_s=30)
+            await until("first answer", lambda: heard == [b"start"])
             if fault == "killed":
                 west_agent.kill()
             else:
                 west_agent.signal(signal.SIGSTOP)
-            await until("the watch says so", lambda: watch.error is not None, within_s=30)
+            await until("the watch says so", lambda: watch.error is not None)
             assert heard == [b"start"], "a dead datacenter is no empty one"
             if fault == "killed":
                 west_agent.start()
             else:
                 west_agent.signal(signal.SIGCONT)
-            await until("west takes writes", lambda: west.kv_put(KEY, b"after"), within_s=30)
+            await until("west takes writes", lambda: west.kv_put(KEY, b"after"))
             # How long that may take is for tests/unit/test_consul_watch.py, in virtual time.
-            await until("news again", lambda: heard[-1] == b"after", within_s=30)
+            await until("news again", lambda: heard[-1] == b"after")
             assert watch.error is None
             assert heard == [b"start", b"after"], "equal content was told again"
         finally:

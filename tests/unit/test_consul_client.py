@@ -157,6 +157,22 @@ def test_plain_reads_are_tried_again_after_429_and_eof_writes_and_blocking_reads
     against(handler, scene, clock)
 
 
+def test_the_first_read_of_a_watch_waits_for_the_log_of_a_new_leader_and_the_others_do_not() -> None:
+    """Measured on 1.8.7: a restarted server answers a plain read with a part of what it had, or nothing."""
+    asked: list[tuple[str, bool]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((request.query.get("index", ""), "consistent" in request.query))
+        return web.json_response([], headers={"X-Consul-Index": "9"})
+
+    async def scene(consul: Consul) -> None:
+        for index in (None, 0, 9):
+            await consul.kv_list("p/", None, index, None if index is None else 1)
+
+    against(handler, scene)
+    assert asked == [("", False), ("0", True), ("9", False)]
+
+
 def test_no_agent_at_all_is_unreachable_and_names_the_address() -> None:
     async def main() -> None:
         async with Consul("http://127.0.0.1:1", TOKEN, clock=QuickClock()) as consul:
