@@ -101,8 +101,9 @@ class FreezeProcess:
 
     async def heal(self) -> str:
         # By pid only while it is one of the region's: after a crash the number may belong to a stranger.
+        # Whether it has stopped yet is not asked: on a busy machine that comes after the signal.
         pid = int(self.spec.params.get("pid", 0))
-        mine = [p for p in self._doors.regions.frozen(self.spec.target) if p == pid]
+        mine = [p for p in self._doors.regions.pids(self.spec.target) if p == pid]
         self._doors.regions.signal(mine, signal.SIGCONT)
         return f"{self.spec.params.get('process', 'process')} of {self.spec.target} let run again"
 

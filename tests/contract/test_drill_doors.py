@@ -147,6 +147,28 @@ def test_a_frozen_region_stands_still_and_runs_again(region: Start) -> None:
     assert found.regions.frozen("a") == ()
 
 
+def test_a_region_that_is_slow_to_stand_still_is_waited_for() -> None:
+    """A process that was told to stop runs on until it gets a processor to stop on."""
+
+    class Slow:
+        looks = 0
+
+        def pids(self, _: str) -> tuple[int, ...]:
+            return (1, 2)
+
+        def signal(self, pids: tuple[int, ...], sign: signal.Signals) -> None:
+            assert sign is signal.SIGSTOP
+
+        def frozen(self, _: str) -> tuple[int, ...]:
+            self.looks += 1
+            return (1, 2) if self.looks > 2 else (1,)
+
+    none = cast("Any", None)
+    found = Doors(cast("Any", Slow()), none, none, none, none, SystemClock(), NAMES)
+    told = asyncio.run(FreezeRegion(FaultSpec("freeze-region", "a", "chat", "d"), found).inject())
+    assert told == "2 processes of a frozen"
+
+
 def test_a_killed_region_is_gone(region: Start) -> None:
     stub, pids = region()
     found = doors(stub)

@@ -81,6 +81,17 @@ def test_a_frozen_process_is_let_run_only_while_it_is_the_regions_own() -> None:
     assert world.calls == []
 
 
+def test_a_process_that_has_not_stopped_yet_is_let_run_all_the_same() -> None:
+    """It stops when it gets a processor to stop on: that may be after its healing."""
+    world = FakeWorld()
+
+    async def steps() -> None:
+        await fault(world, "freeze-executor", {"process": "chat-stable-0", "pid": 100.0}).heal()
+
+    run(steps())
+    assert world.calls == ["signal SIGCONT"]
+
+
 def test_the_cut_drops_both_ways_and_leaves_clients_alone() -> None:
     made = rules("127.20.1.0/24", ("127.20.2.0/24", "127.20.3.0/24"))
     wide = [r for r in made if r[1].endswith("/24")]
