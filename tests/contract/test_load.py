@@ -239,7 +239,10 @@ def test_stop_ends_the_sending_and_keeps_what_is_under_way() -> None:
             )
 
     found = run(stopped())
-    assert 4 <= len(found) < 1000
+    assert len(found) >= 4
+    # However many were due by then, none is sent that was due only later (a timer may be early by its grain).
+    heard = next(s.end_s for s in found if s.index == 3)
+    assert max(s.due_s for s in found) <= heard + 0.05
     assert all(s.ok for s in found)
 
 
