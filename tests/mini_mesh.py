@@ -205,7 +205,6 @@ class MiniMesh:
 def patient() -> Iterator[None]:
     """Clusters built meanwhile take nobody for dead or ill because he is slow: for tests of where requests go
     on a machine that may stand still for seconds, applications and Envoys alike."""
-    slow = seconds(LONG_S)
     kinds = ("local_origin_failure", "gateway_failure")
     switches = {f"enforcing_consecutive_{kind}": 0 for kind in kinds}
     real = clusters.health_check, clusters.outlier_detection, clusters._http2
@@ -215,18 +214,46 @@ def patient() -> Iterator[None]:
         options["explicit_http_config"]["http2_protocol_options"].pop("connection_keepalive")
         return options
 
+    with _rebuilt() as patch:
+        patch.setattr(clusters, "health_check", lambda spec: {**real[0](spec), "timeout": seconds(LONG_S)})
+        patch.setattr(clusters, "outlier_detection", lambda: {**real[1](), **switches})
+        patch.setattr(clusters, "_http2", http2)
+        patch.setattr(clusters, "CONNECT_TIMEOUT_S", LONG_S)
+        yield
+
+
+@contextmanager
+def slow_motion(factor: float) -> Iterator[None]:
+    """Clusters built meanwhile take so many times as long for all that they wait for: the same story, told on
+    a machine that is so many times as fast. What a service's spec says is for the caller to stretch."""
+    real = clusters.health_check, clusters.outlier_detection, clusters._http2
+
+    def stretched(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: stretched(inner) for key, inner in value.items()}
+        duration = isinstance(value, str) and re.fullmatch(r"([\d.]+)s", value)
+        return seconds(float(duration[1]) * factor) if duration else value
+
+    with _rebuilt() as patch:
+        patch.setattr(clusters, "health_check", lambda spec: stretched(real[0](spec)))
+        patch.setattr(clusters, "outlier_detection", lambda: stretched(real[1]()))
+        patch.setattr(clusters, "_http2", lambda: stretched(real[2]()))
+        patch.setattr(clusters, "CONNECT_TIMEOUT_S", clusters.CONNECT_TIMEOUT_S * factor)
+        yield
+
+
+@contextmanager
+def _rebuilt() -> Iterator[pytest.MonkeyPatch]:
+    """Builders of clusters keep what they built: what is patched is seen from here on, and nowhere after."""
+
     def forget() -> None:
         for made in (clusters.ingress_cluster, clusters.gateway_cluster, clusters.local_app):
             made.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clusters, "health_check", lambda spec: {**real[0](spec), "timeout": slow})
-        patch.setattr(clusters, "outlier_detection", lambda: {**real[1](), **switches})
-        patch.setattr(clusters, "_http2", http2)
-        patch.setattr(clusters, "CONNECT_TIMEOUT_S", LONG_S)
         forget()
         try:
-            yield
+            yield patch
         finally:
             forget()
 

@@ -7,7 +7,7 @@ import json
 import ssl
 import tempfile
 from collections.abc import Iterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from mesh.clock import SystemClock
-from mesh.model import CANARY, FULL, STABLE, MeshSnapshot, RateLimitSpec
+from mesh.model import CANARY, FULL, STABLE, MeshSnapshot, RateLimitSpec, ServiceSpec
 from mesh.xds.inbound import colour
 from services.completions import Completions, Edge
 from services.instance import Instance
@@ -31,6 +31,7 @@ from tests.mini_mesh import (
     patient,
     plan,
     roots,
+    slow_motion,
     until,
 )
 from tests.open_loop import ask, closed_loop, colours, failures
@@ -77,17 +78,31 @@ async def echo(request: web.Request) -> web.Response:
     return web.json_response({"path": request.path_qs, "headers": seen})
 
 
+def _stretched(spec: ServiceSpec, factor: float) -> ServiceSpec:
+    base = round(spec.retry.base_interval_ms * factor)
+    return replace(
+        spec,
+        first_byte_timeout_s=spec.first_byte_timeout_s * factor,
+        retry=replace(spec.retry, base_interval_ms=base),
+    )
+
+
 @asynccontextmanager
-async def running(folder: Path, snap: MeshSnapshot, handler=echo, *, watchful: bool = False):
+async def running(
+    folder: Path, snap: MeshSnapshot, handler=echo, *, watchful: bool = False, slower: float = 1
+):
     """Instances, the gateway of us-east-1 and the ingress of cn-north-1, warm.
 
     watchful: who is slow is taken for ill, as in life. Else a pause of this machine moves no request.
+    slower: by how much, so that those who live keep up with it on a busy machine.
     """
     ca = ThrowawayCa()
     sds, trust = server_sds(folder, INGRESS)
     if not watchful:
         snap = replace(snap, services=tuple(replace(s, first_byte_timeout_s=LONG_S) for s in snap.services))
-    with nullcontext() if watchful else patient():
+    else:
+        snap = replace(snap, services=tuple(_stretched(s, slower) for s in snap.services))
+    with slow_motion(slower) if watchful else patient():
         async with MiniMesh(folder, replace(snap, roots=roots(ca)), ca) as mesh:
             for end in snap.endpoints:
                 await mesh.instance(end, handler)
