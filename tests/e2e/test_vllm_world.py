@@ -36,7 +36,8 @@ def served(tmp_path: Path) -> Iterator[MeshWorld]:
 def test_a_request_through_the_ingress_is_answered_by_vllm(served: MeshWorld) -> None:
     trust = ssl.create_default_context(cafile=str(served.world.ca_file))
     url = f"{served.world.address(REGION).ingress_https}/chat/v1/completions"
-    body = json.dumps({"prompt": "how deep is the water", "max_tokens": 5}).encode()
+    # Without ignore_eos the model may end sooner: a dice decides, for no seed is given.
+    body = json.dumps({"prompt": "how deep is the water", "max_tokens": 5, "ignore_eos": True}).encode()
     asked = urllib.request.Request(url, body, {"content-type": "application/json"})
     with urllib.request.urlopen(asked, timeout=20, context=trust) as answer:
         told = json.load(answer)
