@@ -46,6 +46,10 @@ def up(
     option: Annotated[
         list[str] | None, typer.Option("--option", help="Engine option NAME=VALUE; may be repeated.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Number of the executors NAME=VALUE (weir executor --settings)."),
+    ] = None,
     token_cost_ms: Annotated[float | None, typer.Option(help="Cost of a token, echo engine (2).")] = None,
     subnet: Annotated[int | None, typer.Option(help="World number: addresses 127.N.r.x.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Ingress certificate chain (PEM).")] = None,
@@ -69,6 +73,7 @@ def up(
         engine=engine,
         model=model,
         options=tuple(option) if option else None,
+        settings=tuple(settings) if settings else None,
         token_cost_ms=token_cost_ms,
         subnet=subnet,
         tls_cert=str(tls_cert.absolute()) if tls_cert else None,

@@ -85,16 +85,20 @@ def slower_s(engine: str) -> float:
     return max(0.0, ENGINES[engine].ready_s - ENGINES[ECHO].ready_s)
 
 
-def option_words(engine: str, options: Sequence[str]) -> tuple[str, ...]:
-    """`--option NAME=VALUE` for an executor: those of every world, then the given ones, which win."""
-    return tuple(word for text in (*ENGINES[engine].options, *options) for word in ("--option", text))
+def option_words(engine: str, options: Sequence[str], settings: Sequence[str] = ()) -> tuple[str, ...]:
+    """`--option NAME=VALUE` for an executor: those of every world, then the given ones, which win; then
+    `--set NAME=VALUE`."""
+    told = tuple(word for text in (*ENGINES[engine].options, *options) for word in ("--option", text))
+    return told + tuple(word for text in settings for word in ("--set", text))
 
 
-def check_words(engine: str, model: str, options: Sequence[str]) -> tuple[str, ...]:
+def check_words(
+    engine: str, model: str, options: Sequence[str], settings: Sequence[str] = ()
+) -> tuple[str, ...]:
     """The weir command that says whether an executor can make sense of these, and starts nothing."""
     nobody = ("--instance", "check", "--region", "check", "--listen", "127.0.0.1:1")
     told = ("--engine", engine, "--model", model or ENGINES[engine].model)
-    return ("executor", "--check", *nobody, *told, *option_words(engine, options))
+    return ("executor", "--check", *nobody, *told, *option_words(engine, options, settings))
 
 
 def defaults(engine: str) -> dict[str, int]:

@@ -197,7 +197,7 @@ def _executor(
 
 def _engine(spec: WorldSpec) -> tuple[str, ...]:
     price = ("--token-cost-ms", f"{spec.token_cost_ms:g}") if spec.engine == ECHO else ()
-    return ("--engine", spec.engine, *price, *option_words(spec.engine, spec.options))
+    return ("--engine", spec.engine, *price, *option_words(spec.engine, spec.options, spec.settings))
 
 
 def _envoy(

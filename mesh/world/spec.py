@@ -53,6 +53,7 @@ class WorldSpec:
 
     number: second octet of all addresses. instances, canaries: per region. token_cost_ms: cost of a
     token in the echo engine. model: "" means the engine's own default. options: NAME=VALUE for the engine.
+    settings: NAME=VALUE for the executor around it (`weir executor --settings` lists them).
     services_dir: where the control planes read the service catalog.
     intentions_file: what a new world's intentions are taken from.
     tls_cert, tls_key: a given ingress certificate; empty means self-made.
@@ -72,6 +73,7 @@ class WorldSpec:
     tls_key: str = ""
     model: str = ""
     options: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.instances < 1:
@@ -82,8 +84,9 @@ class WorldSpec:
             raise SpecError(f"instances + canaries: at most {MAX_INSTANCES} per region, not {self.total}")
         if self.engine not in ENGINES:
             raise SpecError(f"engine: no {self.engine!r}; there are {', '.join(ENGINES)}")
-        if bad := [text for text in self.options if "=" not in text]:
-            raise SpecError(f"option: {bad[0]!r} is not NAME=VALUE")
+        for flag, texts in (("option", self.options), ("set", self.settings)):
+            if bad := [text for text in texts if "=" not in text]:
+                raise SpecError(f"{flag}: {bad[0]!r} is not NAME=VALUE")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise SpecError("tls-cert and tls-key: give both or neither")
         filled = tuple(self._on_loopback(r) for r in self.regions.regions)
@@ -153,7 +156,7 @@ def _plain(spec: WorldSpec) -> dict[str, str]:
 def spec_to_json(spec: WorldSpec) -> dict[str, Any]:
     """Plain JSON data; `spec_from_json` gives the same WorldSpec back."""
     body = {name: getattr(spec, name) for name in _SCALARS}
-    body |= {"model": spec.model, "options": list(spec.options)}
+    body |= {"model": spec.model, "options": list(spec.options), "settings": list(spec.settings)}
     body["regions"] = [region_to_json(r) for r in spec.regions.regions]
     return body
 
@@ -163,7 +166,8 @@ def spec_from_json(body: Mapping[str, Any]) -> WorldSpec:
     try:
         regions = RegionSet(tuple(_region_from_json(r) for r in body["regions"]))
         # Not in the descriptions that the first release wrote.
-        later = {"model": body.get("model", ""), "options": tuple(body.get("options", ()))}
+        later = {"model": body.get("model", "")}
+        later |= {name: tuple(body.get(name, ())) for name in ("options", "settings")}
         return WorldSpec(regions=regions, **{name: body[name] for name in _SCALARS}, **later)
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"not a description of a world: {error!r}") from error

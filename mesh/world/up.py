@@ -84,14 +84,14 @@ def _prepare(folder: Path, want: Wish) -> None:
             raise WeirError(
                 f"engine {engine}", f"{asked} ended with {done.returncode}", f"see above; then {asked}"
             )
-    if engine in ENGINES and (want.model or want.options):
+    if engine in ENGINES and (want.model or want.options or want.settings):
         _check(engine, want)
 
 
 def _check(engine: str, want: Wish) -> None:
-    """Ask an executor about model and options before a world is made of them: nine would die of it again and
-    again, and the world would remember."""
-    words = [*weir_command(), *check_words(engine, want.model or "", want.options or ())]
+    """Ask an executor about model, options and settings before a world is made of them: nine would die of it
+    again and again, and the world would remember."""
+    words = [*weir_command(), *check_words(engine, want.model or "", want.options or (), want.settings or ())]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True)
     if done.returncode:
         why, _, way_out = done.stderr.strip().removeprefix("error ").partition("\n  way out: ")

@@ -27,6 +27,7 @@ class Wish:
     engine: str | None = None
     model: str | None = None
     options: tuple[str, ...] | None = None
+    settings: tuple[str, ...] | None = None
     token_cost_ms: float | None = None
     subnet: int | None = None
     tls_cert: str | None = None
@@ -73,12 +74,12 @@ def settled(
 def _of_engine(old: WorldSpec, wish: Wish, *, running: bool) -> dict[str, Any]:
     """What goes with another engine: model, options and numbers of the old one mean nothing to it.
 
-    Where nothing runs, the same engine named again has no model or option but those said now: there must be a
-    way to be rid of one that was wrong.
+    Where nothing runs, the same engine named again has no model, option or setting but those said now: there
+    must be a way to be rid of one that was wrong.
     """
     if wish.engine is None or (wish.engine == old.engine and running):
         return {}
-    usual: dict[str, Any] = {"model": "", "options": ()}
+    usual: dict[str, Any] = {"model": "", "options": (), "settings": ()}
     if wish.engine != old.engine:
         usual |= defaults(wish.engine)
     return {name: value for name, value in usual.items() if name not in wish.said}

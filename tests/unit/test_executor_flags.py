@@ -63,10 +63,12 @@ def test_nonsense_is_named_with_a_way_out_before_anything_starts(flags: dict[str
 
 @pytest.mark.parametrize("engine", ["echo", "sim"])
 def test_what_a_world_asks_before_it_starts_is_a_command_line_that_is_understood(engine: str) -> None:
-    words = check_words(engine, "", ("slots=4",))
+    words = check_words(engine, "", ("slots=4",), ("pool.busy=0.9",))
     _check(dict(zip(words[2::2], words[3::2], strict=True)))
     with pytest.raises(UsageError, match="bla"):
         _check({"--engine": engine, "--model": ENGINES[engine].model, "--option": "bla=1"})
+    with pytest.raises(UsageError, match="bla"):
+        _check({"--engine": engine, "--model": ENGINES[engine].model, "--set": "pool.bla=1"})
 
 
 def test_the_world_starts_it_with_flags_it_knows() -> None:

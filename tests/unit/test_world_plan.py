@@ -290,30 +290,39 @@ def test_another_engine_takes_its_own_model_and_numbers_along() -> None:
 
 
 def test_an_option_that_was_wrong_is_gone_when_the_engine_is_named_again() -> None:
-    wrong = replace(SPEC, engine="sim", options=("bla=1",), model="m", instances=1)
+    wrong = replace(SPEC, engine="sim", options=("bla=1",), settings=("bla=2",), model="m", instances=1)
     again = settled(wrong, Wish(engine="sim"), ROWS, running=(), kept=True)
-    assert (again.options, again.model, again.instances) == ((), "", 1)
+    assert (again.options, again.settings, again.model, again.instances) == ((), (), "", 1)
     said = settled(wrong, Wish(engine="sim", options=("speed=2",)), ROWS, running=(), kept=True)
     assert said.options == ("speed=2",)
     assert settled(wrong, Wish(engine="sim"), ROWS, running=("cn-north-1",), kept=True) == wrong
 
 
-@pytest.mark.parametrize(("said", "named"), [({"engine": "gpt"}, "gpt"), ({"options": ("slots",)}, "slots")])
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"engine": "gpt"}, "gpt"),
+        ({"options": ("slots",)}, "option: 'slots'"),
+        ({"settings": ("pool.busy",)}, "set: 'pool.busy'"),
+    ],
+)
 def test_an_engine_or_option_that_makes_no_sense_is_named(said: dict[str, Any], named: str) -> None:
     with pytest.raises(SpecError, match=named):
         replace(SPEC, **said)
 
 
 def test_engine_options_reach_the_executors() -> None:
-    spec = replace(SPEC, engine="sim", options=("slots=4", "speed=2"))
+    spec = replace(SPEC, engine="sim", options=("slots=4", "speed=2"), settings=("pool.busy=0.9",))
     assert spec_from_json(spec_to_json(spec)) == spec
     plans = processes(spec, LAYOUT.region("us-east-1"), PROGRAMS, digests(spec, "us-east-1"))
     first = next(p for p in plans if p.name.startswith("chat-stable"))
-    assert first.argv[first.argv.index("--engine") :][:6] == (
+    assert first.argv[first.argv.index("--engine") :][:8] == (
         "--engine",
         "sim",
         "--option",
         "slots=4",
         "--option",
         "speed=2",
+        "--set",
+        "pool.busy=0.9",
     )
