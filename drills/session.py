@@ -99,7 +99,8 @@ async def run(world: World, ask: Ask, say: Progress) -> tuple[report.Report, dic
             generator = LiveGenerator(world, store.place(id_), clock, secrets.randbits(32))
             with _stopping(say) as stop:
                 plan = Plan(id_, by, started, scenario, doors, generator, build, active, say, stop)
-                outcome = await Drill(plan).run()
+                with store.unless_refused(id_):
+                    outcome = await Drill(plan).run()
             facts = report.Facts(id_, by, started, await versions(), ask.command)
             made = report.build(facts, scenario, outcome)
             body = report.to_json(made, str(store.page(id_)))

@@ -6,10 +6,13 @@ Law: files only. An id sorts by time, so the latest report is the last name.
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regions.cli.errors import UsageError, WeirError
+from regions.cli.errors import Refused, UsageError, WeirError
 
 JSON_NAME, PAGE_NAME = "report.json", "report.html"
 
@@ -37,6 +40,15 @@ class Store:
         except OSError as error:
             raise WeirError(str(path), error.strerror or "can't be written", "free disk space") from error
         return path
+
+    @contextmanager
+    def unless_refused(self, drill: str) -> Iterator[None]:
+        """A drill that is refused broke nothing and gets no report: its samples would be found by nobody."""
+        try:
+            yield
+        except Refused:
+            shutil.rmtree(self.place(drill), ignore_errors=True)
+            raise
 
     def ids(self) -> tuple[str, ...]:
         """Drills that have a report, oldest first."""

@@ -24,7 +24,7 @@ from drills.pace import Stop
 from drills.runner import Drill, Plan
 from drills.store import Store
 from drills.timeline import timeline
-from regions.cli.errors import UsageError
+from regions.cli.errors import Refused, UsageError, WeirError
 from tests.fakes.drill_world import FakeGenerator, FakeWorld, Quiet
 from tests.virtual import run
 
@@ -196,6 +196,20 @@ def test_reports_are_kept_and_found_again(made: report.Report, tmp_path: Path) -
     assert store.load("20270115")["id"] == "20270115T080000Z-a-1"
     with pytest.raises(UsageError, match="fits 2 reports"):
         store.load("2027")
+
+
+@pytest.mark.parametrize(("why", "left"), [(Refused, []), (WeirError, ["samples.jsonl"])])
+def test_the_samples_of_a_refused_drill_go_and_those_of_a_broken_one_stay(
+    tmp_path: Path, why: type[WeirError], left: list[str]
+) -> None:
+    store = Store(tmp_path)
+    store.place("other").mkdir(parents=True)
+    with pytest.raises(why), store.unless_refused("mine"):
+        store.place("mine").mkdir()
+        (store.place("mine") / "samples.jsonl").write_text("{}")
+        raise why("load", "too much", "less")
+    assert [path.name for path in store.place("mine").glob("*")] == left
+    assert store.place("other").exists()
 
 
 def test_the_terminal_shows_the_same_numbers(made: report.Report) -> None:
