@@ -204,9 +204,9 @@ def test_the_samples_of_a_refused_drill_go_and_those_of_a_broken_one_stay(
 ) -> None:
     store = Store(tmp_path)
     store.place("other").mkdir(parents=True)
+    store.place("mine").mkdir()
+    (store.place("mine") / "samples.jsonl").write_text("{}")
     with pytest.raises(why), store.unless_refused("mine"):
-        store.place("mine").mkdir()
-        (store.place("mine") / "samples.jsonl").write_text("{}")
         raise why("load", "too much", "less")
     assert [path.name for path in store.place("mine").glob("*")] == left
     assert store.place("other").exists()
