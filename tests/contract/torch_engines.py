@@ -81,6 +81,18 @@ async def staggered(engine: Engine, asked: Sequence[GenerateRequest], after: int
     return list(await asyncio.gather(*(one(index) for index in range(len(asked)))))
 
 
+async def at_once(engine: Any, asked: Sequence[GenerateRequest]) -> list[list[int]]:
+    """All of them; the worker finds them in one go, and so does the same steps each time."""
+    go = threading.Event()
+    engine._later(lambda: go.wait(60))
+    made = [asyncio.create_task(ids_of(engine, one)) for one in asked]
+    try:
+        await until(lambda: engine.open == len(asked))
+    finally:
+        go.set()
+    return list(await asyncio.gather(*made))
+
+
 async def until(what: Callable[[], bool]) -> None:
     """Wait for it. Raises TimeoutError after PATIENCE_S."""
     async with asyncio.timeout(PATIENCE_S):
