@@ -258,7 +258,8 @@ def test_sigterm_while_it_starts_stops_it(tmp_path: Path, orders: Orders) -> Non
 
 
 def test_the_dead_engine_is_told_by_health(tmp_path: Path, orders: Orders) -> None:
-    with executor(tmp_path, "127.107.6.14", *_options(tmp_path, orders)) as it:
+    ill = ("--set", "pool.heal_first_s=300")  # it isn't healed before it was looked at
+    with executor(tmp_path, "127.107.6.14", *_options(tmp_path, orders), *ill) as it:
         leash = psutil.Process(it.process.pid).children()[0]
         os.kill(leash.children()[0].pid, signal.SIGKILL)
         wait_until("/health says so", lambda: it.get("/health") == 503)
