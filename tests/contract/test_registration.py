@@ -143,9 +143,7 @@ def test_frozen_turns_critical_and_thawed_passes_again(tmp_path: Path, agent: Ag
 
 
 def test_a_dead_engine_turns_critical(tmp_path: Path, agent: Agent) -> None:
-    # Nobody heals it: after ten seconds it would be well again, before a late agent has looked twice.
-    dies = ("--option", "die_after=0", "--set", "pool.heal_first_s=300")
-    with on(tmp_path, agent.http, "127.107.2.15", *dies) as it:
+    with on(tmp_path, agent.http, "127.107.2.15", "--option", "die_after=0") as it:
         until("passing", lambda: is_health(agent, "passing"))
         assert it.ask("POST", "/v1/completions", {"prompt": "hi"})[0] == 503
         until("critical", lambda: is_health(agent, "critical"))
