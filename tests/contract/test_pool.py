@@ -55,6 +55,12 @@ def meta(agent: Agent, id_: str) -> dict[str, str]:
     return found
 
 
+def in_catalog(agent: Agent, id_: str) -> str:
+    """What who asks Consul's servers is told of its lifecycle."""
+    [row] = [r for r in agent.call("GET", "/v1/health/service/chat") if r["Service"]["ID"] == id_]
+    return str(row["Service"]["Meta"]["lifecycle"])
+
+
 def checks(agent: Agent, id_: str) -> set[str]:
     found = agent.call("GET", "/v1/agent/checks").values()
     return {check["Status"] for check in found if check["ServiceID"] in (id_, id_ + SIDECAR)}
@@ -176,6 +182,8 @@ def test_weir_pool_shows_sleeps_wakes_and_refuses(tmp_path: Path, agent: Agent) 
         assert "fixed prompt" in done.stderr
         shown = pool(agent, "status")
         assert [line.split()[3] for line in shown.stdout.splitlines()[1:3]] == ["asleep", "ready"]
+        # The agent answers before it has told the servers, and those write to a disk.
+        until("the catalog has it", lambda: in_catalog(agent, "chat-stable-1") == "asleep")
         last = pool(agent, "sleep", "chat-stable-2")
         assert last.returncode == 4
         assert "last ready stable instance" in last.stderr

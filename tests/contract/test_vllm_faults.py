@@ -236,7 +236,8 @@ def test_sigkill_of_the_executor_leaves_nothing(tmp_path: Path, orders: Orders) 
 
 def test_sigterm_lets_streams_end_and_then_stops_the_server(tmp_path: Path, orders: Orders) -> None:
     orders.give(step_ms=10)
-    with executor(tmp_path, "127.107.6.12", *_options(tmp_path, orders)) as it:
+    patient = ("--drain-deadline-s", "600")
+    with executor(tmp_path, "127.107.6.12", *_options(tmp_path, orders), *patient) as it:
         below = psutil.Process(it.process.pid).children(recursive=True)
         stream = it.stream(model="model", max_tokens=60, ignore_eos=True)
         stream.take(2)
