@@ -62,6 +62,9 @@ def kill_all() -> None:
 def main(argv: list[str]) -> int:
     """Exit status of the command, 128 + signal if one ended it."""
     become_subreaper()
+    # Where the executor is killed while all of us are stopped, the kernel wakes this group with SIGHUP and
+    # SIGCONT. Handled, not ignored: the command would inherit that.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     held = os.dup(0)
     # It stays in our process group, so that the executor can find what is left if somebody kills us.
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL)

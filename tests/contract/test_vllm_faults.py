@@ -234,6 +234,22 @@ def test_sigkill_of_the_executor_leaves_nothing(tmp_path: Path, orders: Orders) 
         wait_until("nothing is left", lambda: not any(p.is_running() for p in below))
 
 
+def test_sigkill_of_a_frozen_executor_leaves_nothing(tmp_path: Path, orders: Orders) -> None:
+    """As a region frozen and then killed: a stopped group whose parent died gets SIGHUP from the kernel."""
+    with executor(tmp_path, "127.107.6.15", *_options(tmp_path, orders)) as it:
+        below = psutil.Process(it.process.pid).children(recursive=True)
+        for process in (psutil.Process(it.process.pid), *below):
+            process.suspend()
+        it.signal(signal.SIGKILL)
+        it.ended()
+        try:
+            wait_until("nothing is left", lambda: not any(p.is_running() for p in below))
+        finally:
+            for process in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
 def test_sigterm_lets_streams_end_and_then_stops_the_server(tmp_path: Path, orders: Orders) -> None:
     orders.give(step_ms=10)
     patient = ("--drain-deadline-s", "600")
