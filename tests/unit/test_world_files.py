@@ -16,7 +16,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from mesh.world import certs, create, files, lock, ports, strays
+from mesh.world import certs, create, files, lock, patience, ports, strays
 from mesh.world.addresses import Listener
 from mesh.world.layout import MARKER, WorldLayout
 from mesh.world.wish import Wish
@@ -217,6 +217,11 @@ def test_purge_leaves_strangers_alone(tmp_path: Path) -> None:
     assert [str(p.relative_to(folder)) for p in folder.rglob("*.*")] == ["reports/drill.html"]
 
 
+def _sleeps(process: subprocess.Popen[bytes]) -> bool:
+    it = psutil.Process(process.pid)
+    return it.cmdline()[:1] == ["sleep"] and MARKER in it.environ()
+
+
 def test_only_marked_processes_are_strays(tmp_path: Path) -> None:
     marked = {MARKER: str(tmp_path), "WEIR_REGION": "r", "WEIR_PROCESS": "consul"}
     half = {MARKER: str(tmp_path)}
@@ -225,6 +230,8 @@ def test_only_marked_processes_are_strays(tmp_path: Path) -> None:
         for env in (marked, half)
     ]
     try:
+        # While a process becomes another program (setpriv: sleep), the kernel tells an empty environment.
+        assert patience.until(lambda: all(map(_sleeps, started)), 60.0)
         assert [s.pid for s in strays.find(tmp_path)] == [started[0].pid]
         assert strays.find(tmp_path, "another") == ()
         strays.end(strays.find(tmp_path))

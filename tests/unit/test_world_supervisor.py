@@ -265,5 +265,7 @@ def test_killing_the_supervisor_kills_its_children(supervisor_process: subproces
     pids = [int(word) for word in supervisor_process.stdout.readline().split()]
     assert len(pids) == len(CORE)
     assert all(map(psutil.pid_exists, pids))
+    # Ready at once here: perhaps before setpriv, as which they begin, has told the kernel with whom to die.
+    assert patience.until(lambda: {psutil.Process(pid).name() for pid in pids} == {"sleep"}, DEADLINE_S)
     supervisor_process.kill()
     assert patience.until(lambda: not any(map(psutil.pid_exists, pids)), DEADLINE_S)
