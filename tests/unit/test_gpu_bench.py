@@ -186,7 +186,7 @@ def script(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tests/bench/gpu.py"), *args]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # tiny tensors gain nothing by more, a busy machine loses
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, cwd="/", env=alone
+        command, capture_output=True, text=True, timeout=290, check=False, cwd="/", env=alone
     )
 
 
@@ -194,7 +194,8 @@ def script(*args: str) -> subprocess.CompletedProcess[str]:
 def test_every_section_runs_on_the_cpu(tmp_path: Path) -> None:
     """The same script, in a process of its own, from another folder: what the GPU machine will be told."""
     out = tmp_path / "rows.json"
-    done = script("--device", "cpu", "--tiny", "--seconds", "90", "--out", str(out))
+    # Seven seconds of work; with fifteen others on two processors it took 106.
+    done = script("--device", "cpu", "--tiny", "--seconds", "270", "--out", str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     body = json.loads(out.read_text())
     rows = {r["metric"]: r for r in body["rows"]}
@@ -243,7 +244,7 @@ def test_the_sections_need_nothing_but_torch_and_the_loaders_libraries() -> None
         "import services.weights.device\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

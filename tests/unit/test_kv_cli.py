@@ -205,6 +205,6 @@ def test_torch_is_never_loaded() -> None:
         "assert not heavy, heavy\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
