@@ -224,6 +224,7 @@ def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")  # ten seconds are over on a busy machine
         others = exporting()
         it = from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": url}, {})
         asks = [(TEXT_PATH, TEXT, {}) for _ in range(30)]
