@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from services.devices.host import memory
 from tests.contract.executor_process import executor, until
 from tests.sse import events
 
@@ -124,7 +123,8 @@ def test_bad_flags_are_usage_errors(tmp_path: Path, options: tuple[str, ...], na
 
 def test_a_second_instance_that_can_not_fit_on_the_device_is_refused_by_name(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
-    half = ("--device", "cpu", "--device-memory", f"{memory()[0] // 2}")
+    # A pretended device of 80 GiB: of the machine's own memory half may not be free, whoever uses it.
+    half = ("--devices", "fake:7:1", "--device-memory", "40GiB")
     with executor(tmp_path, "127.107.1.18", *half, "--instance", "first", env=env) as one:
         with executor(tmp_path, "127.107.1.19", *half, env=env, wait=False) as two:
             assert two.ended() == 4
