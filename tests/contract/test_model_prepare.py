@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.real]
+LONGEST_S = 900.0
+"""Half a minute's work on two cores of one's own: only a conversion that hangs takes that long."""
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(2 * LONGEST_S + 60)]
 NAME = "smollm2-135m-instruct"
 FILES = {
     "config.json",
@@ -44,7 +46,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(2)
     ]
     try:
-        outs = [child.communicate(timeout=280) for child in both]
+        outs = [child.communicate(timeout=LONGEST_S) for child in both]
     finally:
         for child in both:
             child.kill()
