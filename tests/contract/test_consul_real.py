@@ -42,8 +42,8 @@ def on(agent: Agent, scene: Callable[[Consul], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def until(what: str, holds: Callable[[], Any], within_s: float = 60.0) -> None:
-    """Poll with a deadline."""
+async def until(what: str, holds: Callable[[], Any], within_s: float = 150.0) -> None:
+    """Poll with a deadline: longer than the minute after which Consul itself looks again at all."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
