@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from services.devices.claims import RESERVE
+from services.devices.host import memory
 from tests.contract.executor_process import executor, until
 from tests.sse import events
 
@@ -136,3 +138,15 @@ def test_a_second_instance_that_can_not_fit_on_the_device_is_refused_by_name(tmp
         one.ended()
     with executor(tmp_path, "127.107.1.19", *half, env=env) as two:
         assert two.get("/ready") == 200, "a claim dies with its process, however it died"
+
+
+def test_what_one_instance_claims_of_the_cpu_another_can_not_have(tmp_path: Path) -> None:
+    env, cpu = {"TMPDIR": str(tmp_path)}, ("--device", "cpu", "--device-memory")
+    # The first leaves less than all that may be claimed; how much is free just now doesn't matter.
+    whole = str(int(memory()[0] * (1 - RESERVE)))
+    with (
+        executor(tmp_path, "127.107.1.20", *cpu, "1MiB", "--instance", "first", env=env),
+        executor(tmp_path, "127.107.1.21", *cpu, whole, env=env, wait=False) as two,
+    ):
+        assert two.ended() == 4
+        assert "first (process" in two.log.read_text()
