@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-# An orphan of a broken test must end by itself.
-LIFE_S = 120
+# An orphan of a broken test must end by itself; longer than any test may take.
+LIFE_S = 600
+GONE_S = 60
 
 
 def main(arguments: list[str]) -> int:
@@ -59,10 +61,16 @@ def down(folder: Path) -> None:
 
 
 def kill(pid: int) -> None:
+    """Returns when it is dead: a signal takes effect only when the process gets a processor."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        victim = os.pidfd_open(pid)
     except ProcessLookupError:
         return  # gone already, which is what was wanted
+    try:
+        signal.pidfd_send_signal(victim, signal.SIGKILL)
+        assert select.select([victim], [], [], GONE_S)[0], f"{pid} outlived SIGKILL"
+    finally:
+        os.close(victim)
 
 
 if __name__ == "__main__":

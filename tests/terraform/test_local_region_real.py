@@ -22,7 +22,7 @@ WEIR = Path(sys.executable).parent / "weir"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.usefixtures("terraform"),
 ]
 
@@ -39,7 +39,7 @@ def house(tmp_path: Path) -> Iterator[House]:
             [str(WEIR), "down", "--dir", str(made.folder / ".weir")],
             cwd=made.folder,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
             capture_output=True,
         )
@@ -73,7 +73,7 @@ def test_real_regions_come_stay_and_go(house: House) -> None:
     # Gone behind Terraform's back: seen, brought back.
     subprocess.run(
         [str(WEIR), "region", "down", PRIMARY, "--world", str(house.folder / ".weir")],
-        timeout=60,
+        timeout=120,
         check=True,
         capture_output=True,
     )
