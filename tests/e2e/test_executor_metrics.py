@@ -19,7 +19,6 @@ from tests.e2e.prometheus_process import (
     alerts_of,
     case,
     lacking_cases,
-    number,
     rule_test,
     rules_file,
     running,
@@ -87,14 +86,17 @@ def test_tokens_by_tenant_region_and_stage_come_out_right(calm: MeshWorld, tmp_p
         assert bronze / gold == pytest.approx(5 / 3, rel=0.05)
         for name in RECORDED:
             calm.until(f"{name} is recorded", lambda name=name: watcher.query(name), 40.0)
+        # A scrape has a second here. After one that came too late its series are away until the next, and an
+        # alert is pending.
         for name, query in QUERIES.items():
-            assert watcher.query(query), name
-        assert number(watcher.query(f'avg(model_health_status{{job="{JOB}"}})')) == 1.0
-        assert not watcher.query("ALERTS")
-        rows = watcher.query("model_health_status")
-        assert {row["metric"]["executor"] for row in rows} == {
-            one.id for region in calm.names for one in calm.world.spec.members(region)
-        }
+            calm.until(f"{name} answers", lambda query=query: watcher.query(query), 40.0)
+        every = {one.id for region in calm.names for one in calm.world.spec.members(region)}
+
+        def all_well() -> bool:
+            rows = watcher.query(f'model_health_status{{job="{JOB}"}} == 1')
+            return {row["metric"]["executor"] for row in rows} == every and not watcher.query("ALERTS")
+
+        calm.until("all are healthy, and no alert is even pending", all_well, 40.0)
 
 
 # -- the rules alone, in promtool's own time ------------------
