@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import urllib.error
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -47,6 +47,10 @@ class Diary:
         self._over.set()
         for thread in self._threads:
             thread.join(20)
+
+    def holds(self, wanted: Mapping[str, float]) -> bool:
+        """Whether these were seen last. Of what passes before it has looked, the diary can't tell."""
+        return all(self.seen[region][-1:] == [value] for region, value in wanted.items())
 
     def _follow(self, region: str) -> None:
         while not self._over.wait(0.03):
@@ -91,15 +95,18 @@ def test_both_sides_of_a_cut_end_on_one_weight_without_a_flap(calm: MeshWorld) -
             calm.put(PRIMARY, CANARY, "0.2")
             for region, value in own.items():
                 calm.applied(value, regions=(region,))
+            calm.until("the diary has the own weights", lambda: diary.holds(own))
             load.lasts(3.0)
             assert {r: calm.get(r, CANARY) for r in calm.names} == {r: str(v) for r, v in own.items()}
             known = {r: len(seen) for r, seen in diary.seen.items()}
         calm.until("one winner", lambda: len({calm.get(r, CANARY) for r in calm.names}) == 1)
         winner = float(calm.get(PRIMARY, CANARY) or 0)
         calm.applied(winner)
+        calm.until("the diary has the winner", lambda: diary.holds(dict.fromkeys(own, winner)))
         calm.until("everybody hears everybody", lambda: not any(down(calm, r) for r in calm.names), 60)
         calm.put(SECOND, CANARY, "0.15")
         calm.applied(0.15)
+        calm.until("the diary has the last", lambda: diary.holds(dict.fromkeys(own, 0.15)))
         load.lasts(1.0)
     load.unharmed()
     assert winner in own.values()
