@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 
+from drills.checks import MIN_DYED
+from drills.measure import NoRecovery
 from mesh.world.runner import weir_command
 from tests.e2e.mesh_world import REPO, MeshWorld
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+RATE = 30
+"""Requests per second. Beside 20 busy processes 100 were too many for one ingress: a quarter failed."""
 KEYS = {
     "schema_version": int,
     "drill": str,
@@ -36,7 +40,7 @@ KEYS = {
 
 
 def drill(world: MeshWorld, name: str, *args: str) -> tuple[int, dict[str, Any], str]:
-    done = world.weir("drill", "run", name, "--set", "rate=100", "--yes", "--json", *args, timeout_s=200)
+    done = world.weir("drill", "run", name, "--set", f"rate={RATE}", "--yes", "--json", *args, timeout_s=200)
     return done.code, json.loads(done.out), done.err
 
 
@@ -65,7 +69,12 @@ def test_the_primary_datacenter_is_lost_under_load_and_comes_back(calm: MeshWorl
     code, body, talk = drill(calm, "region-loss")
     assert body["target"] == calm.world.regions.primary.name
     assert body["healed"] is True, talk
-    assert body["verdict"] in ("pass", "fail"), talk
+    # A machine that stood still for a second left a hole in the load, and shares need many requests: only
+    # those two may stay unknown.
+    unknown = [e["reason"] for e in body["expectations"] if e["verdict"] == "unknown"]
+    excused = (NoRecovery.LOAD_HOLE.value, f"{MIN_DYED} needed")
+    assert all(why.endswith(excused) for why in unknown), talk
+    assert body["done"], talk
     assert body["success_rate"] >= 0.99, (
         talk
     )  # the 99.95 % are the bench's, on a machine with nothing else to do
@@ -84,7 +93,7 @@ def test_a_second_drill_is_refused_and_ctrl_c_heals_and_still_reports(calm: Mesh
         "--set",
         "mode=freeze",
     ]
-    command += ["--set", "rate=50", "--duration", "60", "--yes", "--json", "--dir", str(calm.folder)]
+    command += ["--set", f"rate={RATE}", "--duration", "60", "--yes", "--json", "--dir", str(calm.folder)]
     process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
