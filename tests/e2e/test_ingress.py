@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
+from drills.load import ATTEMPTS_HEADER
 from mesh.catalog import load_services
 from mesh.xds.names import METADATA_HEADER, SESSION_COOKIE
 from tests.e2e.mesh_world import CANARY, MeshWorld
@@ -92,7 +93,8 @@ def test_a_service_is_reached_by_path_and_by_host(calm: MeshWorld) -> None:
 
 def test_a_stream_passes_unbuffered_and_outlives_the_first_byte_timeout(calm: MeshWorld) -> None:
     spec = next(s for s in load_services(Path(calm.world.spec.services_dir)) if s.name == "chat")
-    tokens = round(spec.first_byte_timeout_s * 1000 * 2)  # at 1 ms a token: at least twice the timeout
+    # At 1 ms a token: at least four times the timeout. A pause of a busy machine must not look like a buffer.
+    tokens = round(spec.first_byte_timeout_s * 1000 * 4)
     with _line(calm) as line:
         start = time.monotonic()
         body = {"prompt": "deep", "max_tokens": tokens, "stream": True}
@@ -151,7 +153,10 @@ def test_the_session_cookie_keeps_a_session(calm: MeshWorld) -> None:
                 cookie = f"theme=dark; {session}; lang=en" if turn % 2 else session
                 status, headers, _ = _ask(lines[turn % len(lines)], MODELS, {"Cookie": cookie})
                 assert status == 200
-                owners.setdefault(session, set()).add(headers[METADATA_HEADER])
+                # One that stood still on a busy machine is passed over: that is another tale.
+                if headers[ATTEMPTS_HEADER] == "1":
+                    owners.setdefault(session, set()).add(headers[METADATA_HEADER])
+    assert len(owners) == 40
     assert all(len(colours) == 1 for colours in owners.values()), "a session changed its colour"
     assert len(set.union(*owners.values())) >= 4, "sessions are spread over regions and stages"
 
@@ -173,9 +178,12 @@ def test_the_access_log_is_json_with_region_and_stage(calm: MeshWorld) -> None:
         _ask(line, "/nowhere", {"User-Agent": agent})
     log = calm.world.layout.region(HERE).log("ingress")
 
+    def lines() -> list[str]:
+        """Without the last one, which Envoy may be writing: it flushes in pieces that end anywhere."""
+        return log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
     def written() -> list[dict[str, Any]]:
-        lines = log.read_text(encoding="utf-8").splitlines()
-        rows: list[dict[str, Any]] = [json.loads(row) for row in lines if agent in row]
+        rows: list[dict[str, Any]] = [json.loads(row) for row in lines() if agent in row]
         return rows if len(rows) == 2 else []
 
     answered, refused = calm.until("Envoy has flushed its log", written, 60.0)
@@ -185,7 +193,7 @@ def test_the_access_log_is_json_with_region_and_stage(calm: MeshWorld) -> None:
     assert (answered["status"], answered["method"], answered["path"]) == (200, "GET", MODELS)
     assert answered["request_id"] == headers["x-request-id"]
     assert (refused["status"], refused["region"], refused["stage"]) == (404, None, None)
-    others = [row for row in log.read_text(encoding="utf-8").splitlines() if row.startswith("{")]
+    others = [row for row in lines() if row.startswith("{")]
     assert all(isinstance(json.loads(row), dict) for row in others)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from drills.load import Sample
 from mesh.world.runner import weir_command
 from tests.e2e.mesh_world import CANARY, REPO, MeshWorld, failures, shares, stage_share
 
@@ -26,7 +27,7 @@ def test_one_key_in_any_region_moves_the_traffic_of_all(calm: MeshWorld) -> None
     calm.put("westeurope", CANARY, "0.3")
     calm.applied(0.3)
     assert {calm.get(r, CANARY) for r in calm.names} == {"0.3"}
-    samples = calm.load(150, 8)
+    samples = calm.load(90, 20)  # so many that 0.05 are 4.6 standard errors
     assert not failures(samples)
     assert stage_share(samples, "canary") == pytest.approx(0.3, abs=0.05)
     for region, share in SHARES.items():
@@ -46,14 +47,23 @@ def test_a_session_keeps_its_colour_while_the_canary_grows(calm: MeshWorld) -> N
     for weight in (0.05, 0.15, 0.3):
         calm.put("us-east-1", CANARY, f"{weight}")
         calm.applied(weight)
-        samples = calm.load(150, 4, regions=("us-east-1",), session=lambda i: f"session-{i}")
+        samples = calm.load(75, 8, regions=("us-east-1",), session=lambda i: f"session-{i}")
         assert not failures(samples)
         assert stage_share(samples, "canary") == pytest.approx(weight, abs=0.06)
-        now = {s.session: (s.region, s.stage) for s in samples}
-        for session, (region, stage) in before.items():
-            assert now[session][0] == region, "a growing canary moved a session to another region"
-            assert not (stage == "canary" and now[session][1] == "stable"), "a session left the canary"
+        now = _owners(samples)
+        for session in before.keys() & now.keys():
+            (region, stage), (later, colour) = before[session], now[session]
+            assert later == region, "a growing canary moved a session to another region"
+            assert not (stage == "canary" and colour == "stable"), "a session left the canary"
         before = now
+
+
+def _owners(samples: list[Sample]) -> dict[str, tuple[str, str]]:
+    """Who had each session. Not of requests that were tried twice: an instance that stood still on a busy
+    machine is passed over, which is what retries are for. Those must be few."""
+    found = {s.session: (s.region, s.stage) for s in samples if s.attempts == 1}
+    assert len(found) > 0.9 * len(samples)
+    return found
 
 
 def test_a_change_between_regions_moves_no_more_than_it_has_to(calm: MeshWorld) -> None:
@@ -67,9 +77,7 @@ def test_a_change_between_regions_moves_no_more_than_it_has_to(calm: MeshWorld) 
         lambda: all(calm.get(r, "config/traffic/chat/regions") for r in calm.names),
     )
     names = [f"session-{i}" for i in range(600)]
-    before = {
-        s.session: s.region for s in calm.load(150, 4, regions=("us-east-1",), session=lambda i: names[i])
-    }
+    before = _owners(calm.load(75, 8, regions=("us-east-1",), session=lambda i: names[i]))
     calm.put(
         "us-east-1",
         "config/traffic/chat/regions",
@@ -78,10 +86,9 @@ def test_a_change_between_regions_moves_no_more_than_it_has_to(calm: MeshWorld) 
     calm.until(
         "the new shares are applied", lambda: _share(calm, "us-east-1", "westeurope") == pytest.approx(0.3)
     )
-    after = {
-        s.session: s.region for s in calm.load(150, 4, regions=("us-east-1",), session=lambda i: names[i])
-    }
-    moved = sum(before[name] != after[name] for name in names) / len(names)
+    after = _owners(calm.load(75, 8, regions=("us-east-1",), session=lambda i: names[i]))
+    both = before.keys() & after.keys()
+    moved = sum(before[name][0] != after[name][0] for name in both) / len(both)
     assert moved == pytest.approx(0.1, abs=0.05)
 
 
@@ -183,7 +190,7 @@ def test_there_and_back_within_one_round_trip_ends_right(calm: MeshWorld) -> Non
     for value in ("0.9", "0.1", "0.9", "0.1"):
         calm.put("us-east-1", CANARY, value)
     calm.applied(0.1)
-    assert stage_share(calm.load(150, 4), "canary") == pytest.approx(0.1, abs=0.05)
+    assert stage_share(calm.load(90, 10), "canary") == pytest.approx(0.1, abs=0.05)
 
 
 def test_weir_traffic_plans_commits_waits_tells_and_undoes(calm: MeshWorld) -> None:
