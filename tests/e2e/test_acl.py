@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import pytest
@@ -201,11 +202,24 @@ def test_processes_hold_their_own_tokens_and_show_none(denying: MeshWorld) -> No
 
 def test_intentions_are_read_in_the_primary_with_the_control_planes_own_token(denying: MeshWorld) -> None:
     for region in denying.names:
-        with urllib.request.urlopen(denying.world.address(region).control_plane_http + "/state") as answer:
-            watches = json.load(answer)["watches"]
-        assert not [(name, row["error"]) for name, row in watches.items() if row["error"]]
-        assert ("intentions/" + FIRST in watches) == (region != FIRST)
-        assert all(row["changes"] for name, row in watches.items() if name.startswith("intentions"))
+        # A right that lacks is missing for ever; an agent that was slow to answer is forgiven.
+        denying.until(f"no watch of {region} fails", lambda region=region: not _troubles(denying, region))
+        assert ("intentions/" + FIRST in _watches(denying, region)) == (region != FIRST)
+
+
+def _watches(world: MeshWorld, region: str) -> dict[str, Any]:
+    where = world.world.address(region).control_plane_http + "/state"
+    with urllib.request.urlopen(where, timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)["watches"]
+    return found
+
+
+def _troubles(world: MeshWorld, region: str) -> list[str]:
+    """Watches that end in an error, and those of intentions that have heard nothing yet."""
+    rows = _watches(world, region).items()
+    return [
+        name for name, row in rows if row["error"] or (name.startswith("intentions") and not row["changes"])
+    ]
 
 
 def test_the_agents_have_nothing_to_complain_about_their_services_rights(denying: MeshWorld) -> None:

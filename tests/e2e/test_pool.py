@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 
 from mesh.world.addresses import EXECUTOR, EXECUTOR_ADMIN
-from tests.e2e.breaking import critical, mended, pid_of, process, under_load
+from tests.e2e.breaking import critical, kill, mended, pid_of, process, under_load
 from tests.e2e.mesh_world import MeshWorld
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -76,7 +74,8 @@ def test_an_instance_sleeps_and_wakes_under_load_and_no_request_fails(calm: Mesh
         load.lasts(3.0)
         assert answered(calm) == before, "no request reaches one that sleeps"
         assert pooled(calm)[NAME] == "asleep"
-        assert critical(calm, SECOND) == set(), "a sleeper is not ill"
+        # Of the others one may have been called ill for a moment on a busy machine.
+        calm.until("a sleeper is not ill", lambda: critical(calm, SECOND) == set())
         assert calm.world.control(SECOND).region().ready, "and its region is whole"
         code, body = door(calm, "POST", "/wake")
         assert (code, body["lifecycle"], body["outcome"]["recovered"]) == (200, "running", "")
@@ -112,8 +111,7 @@ def test_a_sleeper_that_is_killed_is_noticed_restarted_and_ready(calm: MeshWorld
         mended(calm, SECOND)
         assert process(calm, SECOND, NAME).pid != old
         assert pooled(calm)[NAME] == "ready"
-        os.kill(pid_of(calm, SECOND, NAME), signal.SIGKILL)
-        calm.until("the supervisor starts another", lambda: process(calm, SECOND, NAME).restarts >= 1)
+        kill(calm, SECOND, NAME)
         mended(calm, SECOND)
         calm.until("ready once more", lambda: pooled(calm)[NAME] == "ready")
     load.unharmed()

@@ -6,6 +6,7 @@ Law: the thief speaks gRPC to the real control planes of the shared world; no pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
@@ -183,12 +184,12 @@ def test_no_secret_in_a_log_nor_in_a_file_that_others_may_read(calm: MeshWorld) 
     secrets = _secrets(calm)
     assert len(secrets) >= 5 * len(calm.names) + 1
     files = list(_files(calm.folder))
-    keys = [path for path, data in files if b"PRIVATE KEY" in data]
+    keys = [path for path, _, data in files if b"PRIVATE KEY" in data]
     assert any(path.name == "key.pem" for path in keys)
-    for path, data in files:
+    for path, mode, data in files:
         found = [what for what, value in secrets.items() if value.encode() in data]
         if found or b"PRIVATE KEY" in data:
-            assert not path.stat().st_mode & OTHERS_FILES, (path, found)
+            assert not mode & OTHERS_FILES, (path, found)
             assert path.suffix != ".log", (path, found)
             assert "drills" not in path.parts, (path, found)
 
@@ -218,10 +219,11 @@ def _secrets(world: MeshWorld) -> dict[str, str]:
     return out | {name: value for name, value in named.items() if value}
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            try:
-                yield path, path.read_bytes()
-            except FileNotFoundError:
-                continue  # Consul replaces its files while we look
+def _files(folder: Path) -> Iterator[tuple[Path, int, bytes]]:
+    """Path, mode and content of every file."""
+    # Consul replaces files and folders while we look: os.walk passes over those, rglob raises.
+    for place, _, names_here in os.walk(folder):
+        for path in (Path(place) / name for name in names_here):
+            if path.is_file() and not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, path.stat().st_mode, path.read_bytes()
