@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from mesh.world import files
 from regions.cli.errors import Refused, WeirError
 from services.devices.door import Device
@@ -29,14 +27,16 @@ from services.devices.door import Device
 RESERVE = 0.02
 """Share of a device that nobody may claim."""
 GIB = 2**30
+_START = 18
+"""Place of a process's start in /proc/PID/stat, counted from what follows the state (man 5 proc)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """born: start of the process in unix seconds: a pid alone may be somebody else by now."""
+    """born: which process that pid was: the pid alone may be somebody else by now (see `_born`)."""
 
     pid: int
-    born: float
+    born: str
     name: str
     size: int
 
@@ -87,18 +87,26 @@ def claimed(folder: Path, device: Device, need: int, name: str) -> Iterator[None
 def _living(book: Path) -> tuple[Claim, ...]:
     rows: Any = files.read_json(book)
     try:
-        found = [Claim(int(r["pid"]), float(r["born"]), str(r["name"]), int(r["size"])) for r in rows or ()]
+        found = [Claim(int(r["pid"]), str(r["born"]), str(r["name"]), int(r["size"])) for r in rows or ()]
     except (KeyError, TypeError, ValueError):
         # Whoever wrote this is not us; claims of living instances come back when they start again.
         return ()
-    return tuple(claim for claim in found if _born(claim.pid) == claim.born)
+    return tuple(claim for claim in found if claim.born and claim.born == _born(claim.pid))
 
 
-def _born(pid: int) -> float:
+def _born(pid: int) -> str:
+    """The boot and the clock ticks from it to the start of a process; empty when it is dead, zombies too.
+
+    No time of day (psutil's create_time): that moves for all processes when somebody sets the clock.
+    """
     try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return 0.0
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return ""
+    # The name of a program may hold anything, brackets too; after its last one come state and the rest.
+    state, *rest = stat.rpartition(b")")[2].split()
+    return "" if state in (b"Z", b"X") else f"{boot}:{int(rest[_START])}"
 
 
 @contextmanager

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +24,7 @@ CARD = Device(0, "GPU-0", "x", 100 * GIB, 10 * GIB, 0.0)
 
 
 def claim(size: int, name: str = "chat-stable-0", pid: int = 4242) -> Claim:
-    return Claim(pid, 1.0, name, size)
+    return Claim(pid, "boot:1", name, size)
 
 
 def test_who_can_not_fit_beside_the_others_is_told_who_they_are() -> None:
@@ -57,7 +60,7 @@ def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
     with claimed(tmp_path / "d", CARD, 60 * GIB, "alive"):
         [book] = (tmp_path / "d").glob("*.json")
         rows = json.loads(book.read_text())
-        rows[0]["born"] -= 1  # another process had this pid before
+        rows[0]["born"] += "1"  # another process had this pid before
         book.write_text(json.dumps(rows))
         with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
             pass
@@ -65,6 +68,23 @@ def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
     book.write_text("not ours")
     with claimed(tmp_path / "d", CARD, 60 * GIB, "next"):
         pass
+
+
+def test_a_claim_outlives_a_clock_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then tells another moment of its boot, and with it of the start of every process."""
+    with claimed(tmp_path / "d", CARD, 60 * GIB, "first"):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 1e9)
+        monkeypatch.setattr("time.time", lambda: 2e9)
+        with pytest.raises(Refused, match="first"), claimed(tmp_path / "d", CARD, 60 * GIB, "second"):
+            pass
+
+
+def test_a_dead_process_that_nobody_has_reaped_claims_nothing() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert claims._born(child.pid) not in ("", claims._born(os.getpid()))
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert claims._born(child.pid) == ""
 
 
 def test_the_folder_goes_with_the_last_claim_and_is_never_two(tmp_path: Path) -> None:
