@@ -215,12 +215,14 @@ class Process:
 
     def _on_load(self, _proxy: str, samples: Iterable[LoadSample]) -> None:
         by_service: dict[str, dict[tuple[str, str], int]] = {}
+        seconds: dict[str, float] = {}
         for sample in samples:
+            seconds[sample.service] = max(sample.seconds, seconds.get(sample.service, 0.0))
             owners = by_service.setdefault(sample.service, {})
             owner = (sample.region, sample.stage)
             owners[owner] = owners.get(owner, 0) + sample.requests
         for service, requests in by_service.items():
-            self.reporter.load(service, requests)
+            self.reporter.load(service, requests, seconds[service])
 
     def _watches(self) -> Mapping[str, Watch[Any]]:
         return self.sources.watches if self.sources else {}

@@ -50,10 +50,10 @@ class Reporter:
         self._observed: dict[str, Observed] = {}
         self._written: dict[str, dict[str, Any]] = {}
 
-    def load(self, service: str, requests: Mapping[tuple[str, str], int]) -> None:
-        """One interval of load reports of one ingress."""
+    def load(self, service: str, requests: Mapping[tuple[str, str], int], seconds: float) -> None:
+        """One interval of load reports of one ingress, that ends now. seconds: its length."""
         seen = self._observed.get(service, Observed())
-        self._observed[service] = seen.add(Load(self._clock.monotonic(), requests))
+        self._observed[service] = seen.add(Load(self._clock.monotonic(), requests, seconds))
 
     def note(self) -> None:
         """Look at the streams at once, so that "applied" is the time of the last acknowledgement and not of

@@ -37,10 +37,11 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests of one LRS interval that ended at `at` (monotonic seconds)."""
+    """Requests of one LRS interval that ended at `at` (monotonic seconds) and was so many seconds long."""
 
     at: float
     requests: Mapping[tuple[str, str], int]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Observed:
 
     def add(self, load: Load) -> Observed:
         """With one more report; a report that began before the plan changed is mixed water and dropped."""
-        if load.at < self.since:
+        if load.at - load.seconds < self.since:
             return self
         kept = tuple(item for item in self.loads if item.at > load.at - WINDOW_S)
         return replace(self, loads=(*kept, load))

@@ -28,7 +28,8 @@ class LoadSample:
     """What one Envoy sent to one (service, region, stage) since its last report.
 
     requests: issued in the interval; errors: answered with 5xx or not at all. region and stage are those
-    of the endpoints that got the requests, so a failover shows as what it is.
+    of the endpoints that got the requests, so a failover shows as what it is. seconds: how long the interval
+    was, as Envoy measured it.
     """
 
     service: str
@@ -36,6 +37,7 @@ class LoadSample:
     stage: str
     requests: int
     errors: int
+    seconds: float = 0.0
 
 
 def decode_report(data: bytes) -> tuple[str, list[LoadSample]]:
@@ -52,11 +54,13 @@ def decode_report(data: bytes) -> tuple[str, list[LoadSample]]:
         parts = stats.cluster_name.rsplit(".", 2)
         if len(parts) != 3 or not all(parts):
             continue
+        lasted = stats.load_report_interval
+        seconds = lasted.seconds + lasted.nanos / 1e9
         for local in stats.upstream_locality_stats:
             requests, errors = local.total_issued_requests, local.total_error_requests
             if requests or errors:
                 region, stage = local.locality.region or parts[1], local.locality.sub_zone or parts[2]
-                samples.append(LoadSample(parts[0], region, stage, requests, errors))
+                samples.append(LoadSample(parts[0], region, stage, requests, errors, seconds))
     return message.node.id, samples
 
 

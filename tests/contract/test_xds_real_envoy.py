@@ -304,5 +304,6 @@ def test_load_reports_of_envoy_tell_cluster_and_place() -> None:
 
         async with made.load():
             await until("both reported", lambda: seen() == {tuple(n.split(".")) for n in BACKENDS})
+        assert all(0 < s.seconds < 60 for s in made.samples), "a second is asked for"
 
     drive(test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,14 +73,17 @@ def test_no_proxy_connected_is_not_applied_and_a_nack_says_who_and_why() -> None
 def test_observed_shares_are_of_the_window_and_nothing_flowing_is_not_a_share() -> None:
     seen = status.Observed()
     assert seen.shares(0.0)["canary"] is None
-    seen = seen.add(status.Load(1.0, {("a", "canary"): 50, ("b", "stable"): 50}))
-    seen = seen.add(status.Load(12.0, {("a", "canary"): 15, ("a", "stable"): 85}))
+    seen = seen.add(status.Load(1.0, {("a", "canary"): 50, ("b", "stable"): 50}, 1.0))
+    seen = seen.add(status.Load(12.0, {("a", "canary"): 15, ("a", "stable"): 85}, 1.0))
     shares = seen.shares(12.0)
     assert (shares["canary"], shares["regions"], shares["requests"]) == (0.15, {"a": 1.0}, 100)
 
 
-def test_a_report_from_before_the_change_is_not_counted() -> None:
-    assert status.Observed(since=5.0).add(status.Load(4.0, {("a", "stable"): 9})).loads == ()
+@pytest.mark.parametrize(("at", "counts"), [(4.0, False), (5.9, False), (6.0, True)])
+def test_a_report_that_began_before_the_change_is_not_counted(at: float, counts: bool) -> None:
+    """It is of old and new water, and would judge a weight by what went before it."""
+    load = status.Load(at, {("a", "stable"): 9}, 1.0)
+    assert status.Observed(since=5.0).add(load).loads == ((load,) if counts else ())
 
 
 def test_the_layout_survives_the_document_and_garbage_gives_none() -> None:

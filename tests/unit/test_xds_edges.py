@@ -115,6 +115,7 @@ def test_load_reports_tell_where_requests_really_went() -> None:
     report = lrs_pb2.LoadStatsRequest()
     report.node.id = "ingress"
     stats = report.cluster_stats.add(cluster_name="chat.v2.cn-north-1.canary")
+    stats.load_report_interval.FromMilliseconds(1250)
     for region, stage, issued, errors in (
         ("cn-north-1", "canary", 10, 1),
         ("us-east-1", "stable", 3, 0),
@@ -126,8 +127,8 @@ def test_load_reports_tell_where_requests_really_went() -> None:
     assert lrs.decode_report(report.SerializeToString()) == (
         "ingress",
         [
-            lrs.LoadSample("chat.v2", "cn-north-1", "canary", 10, 1),
-            lrs.LoadSample("chat.v2", "us-east-1", "stable", 3, 0),
+            lrs.LoadSample("chat.v2", "cn-north-1", "canary", 10, 1, 1.25),
+            lrs.LoadSample("chat.v2", "us-east-1", "stable", 3, 0, 1.25),
         ],
     )
 
