@@ -8,6 +8,7 @@ asserted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import subprocess
@@ -52,6 +53,12 @@ def weir(*argv: str) -> None:
     subprocess.run([WEIR, *argv], check=True, stdin=subprocess.DEVNULL)
 
 
+def said(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
 def below(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
@@ -68,10 +75,10 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     ):
         patch.setattr(executor_process, "READY_TIMEOUT_S", READY_S)
         timed("vllm start", it.ready_line)
-        rss = {
-            p.name(): p.memory_info().rss // 2**20
-            for p in [psutil.Process(it.process.pid), *below(it.process.pid)]
-        }
+        rss = {}
+        for p in [psutil.Process(it.process.pid), *below(it.process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # some live for a moment only
+                rss[p.name()] = p.memory_info().rss // 2**20
         print(json.dumps({"what": "resident MiB", **rss}))
         yield it
 
@@ -194,11 +201,8 @@ def test_the_contract_of_engines(serving: Executor, check: str) -> None:
 def test_killed_it_is_dead_and_leaves_nothing(serving: Executor) -> None:
     """The server process alone is killed: its engine core and worker would live on by themselves."""
     family = below(serving.process.pid)
-    [server] = [
-        p
-        for p in family
-        if "vllm.entrypoints" in " ".join(p.cmdline()) and "leash" not in " ".join(p.cmdline())
-    ]
+    [leash] = psutil.Process(serving.process.pid).children()
+    [server] = [p for p in leash.children() if "vllm.entrypoints" in said(p)]
     assert len(family) > 3
     server.kill()
     until("/health says so", lambda: serving.get("/health") == 503)
