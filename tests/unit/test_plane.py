@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,10 +17,14 @@ from mesh.controlplane import plane as module
 from mesh.controlplane.metrics import PlaneMetrics
 from mesh.controlplane.plane import Plane
 from mesh.controlplane.prober import targets
+from mesh.controlplane.process import Process
+from mesh.controlplane.reporter import Reporter
+from mesh.controlplane.status import ProxyView
 from mesh.fold import EndpointsSeen, Facts, GatewaysSeen, IntentionsSeen, LeafSeen, ProxiesSeen, RootsSeen
 from mesh.model import CANARY, STABLE, Endpoint, Gateway, Health, Proxy, ProxyKind, Roots, ServiceSpec
 from mesh.traffic.plan import ConfigPage, Value
 from mesh.xds import names
+from mesh.xds.lrs import LoadSample
 from regions.model import Cloud, Region, RegionSet
 from tests.throwaway_ca import ThrowawayCa
 
@@ -188,3 +195,44 @@ def test_an_emptied_set_is_looked_at_again_by_the_tick(ca: ThrowawayCa) -> None:
     clock.now -= fold.CONFIRM_S
     assert made.decision is not None
     assert {s.region for s in made.decision.plans["chat"].slices} == {"a"}
+
+
+class Desk:
+    """A Consul that takes status documents."""
+
+    def __init__(self) -> None:
+        self.observed: dict[str, Any] = {}
+
+    async def kv_put(self, key: str, value: bytes) -> None:
+        assert key == keys.status("chat", "a")
+        self.observed = json.loads(value)["observed"]
+
+
+def test_the_status_counts_whole_reports_of_the_current_split_only(ca: ThrowawayCa) -> None:
+    """From Envoy's report to the document: what began before a change is of old and new water."""
+    made, desk, version = ready(ca), Desk(), ["one"]
+    made.tick()
+    clock = StoppedClock()
+    reporter = Reporter(
+        desk,  # type: ignore[arg-type]
+        made,
+        clock,
+        lambda: [ProxyView("a-ingress", version[0])],
+        lambda: version[0],
+        dict,
+    )
+
+    def seen(at: float, requests: int) -> tuple[int, float | None]:
+        """After a report of a second and a half that ends at `at`."""
+        clock.now = at
+        owners = [LoadSample("chat", "a", stage, requests, 0, 1.5) for stage in (STABLE, CANARY)]
+        Process._on_load(SimpleNamespace(reporter=reporter), "a-ingress", owners)  # type: ignore[arg-type]
+        asyncio.run(reporter.tick())
+        return desk.observed["requests"], desk.observed["canary"]
+
+    asyncio.run(reporter.tick())
+    assert seen(102.0, 10) == (20, 0.5)
+    version[0] = "two"
+    asyncio.run(reporter.tick())
+    assert seen(103.0, 7) == (0, None), "it began at 101.5, the change was at 102"
+    assert seen(104.0, 3) == (6, 0.5)
