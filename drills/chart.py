@@ -16,9 +16,9 @@ from drills.timeline import Line, Slot, Timeline
 
 WIDTH, LEFT, RIGHT = 960.0, 52.0, 132.0
 PLOT = WIDTH - LEFT - RIGHT
-PANEL_H, GAP, TOP, BOTTOM = 104.0, 42.0, 74.0, 24.0
-LABEL_ROWS, LABEL_H, LETTER = 3, 13.0, 6.1
-"""Rows for the names of events, their height, and the width of a letter, in pixels."""
+PANEL_H, GAP, TOP, BOTTOM = 104.0, 42.0, 35.0, 24.0
+LABEL_H, LETTER = 13.0, 6.1
+"""Height of a row for the names of events, and the width of a letter, in pixels."""
 
 TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 3600)
 
@@ -40,12 +40,14 @@ def draw(data: Timeline) -> str:
     if not data.slots:
         return '<p class="none">No request was sent, so there is nothing to plot.</p>'
     panels = (_rate(data), _success(data), _latency(data), _shares(data, "region"), _shares(data, "stage"))
-    height = TOP + len(panels) * (PANEL_H + GAP) - GAP + BOTTOM
     x = Axis(data.slots[0].at_s, data.slots[-1].at_s + data.width_s, LEFT, LEFT + PLOT)
+    labels = place(data.lines, x)
+    top = TOP + LABEL_H * max((label.row + 1 for label in labels), default=0)
+    height = top + len(panels) * (PANEL_H + GAP) - GAP + BOTTOM
     inside = []
     for number, panel in enumerate(panels):
-        inside += _frame(panel, x, TOP + number * (PANEL_H + GAP), data)
-    inside += _events(data.lines, x, height - BOTTOM)
+        inside += _frame(panel, x, top + number * (PANEL_H + GAP), data)
+    inside += _events(labels, height - BOTTOM)
     inside += _time_axis(x, height - BOTTOM)
     return svg.element(
         "svg",
@@ -77,22 +79,39 @@ def _frame(panel: Panel, x: Axis, top: float, data: Timeline) -> list[str]:
     return parts
 
 
-def _events(lines: Sequence[Line], x: Axis, bottom: float) -> list[str]:
-    """Vertical lines with their names in rows above, so that neighbours don't cover each other."""
-    parts, ends = [], [-math.inf] * LABEL_ROWS
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The name of an event. at: x of its line; begin, end: what it covers of its row. All in pixels."""
+
+    kind: str
+    words: str
+    at: float
+    begin: float
+    end: float
+    row: int
+
+
+def place(lines: Sequence[Line], x: Axis) -> list[Label]:
+    """Each in the first row where it covers no other; to the left of its line where the right has no room."""
+    placed: list[Label] = []
     for line in lines:
         at, words = x(line.at_s), f"{line.label} {line.at_s:+.2f} s"
         wide = LETTER * len(words) + 10
-        row = next((n for n, end in enumerate(ends) if end < at), LABEL_ROWS - 1)
-        ends[row] = at + wide
-        y = 14 + row * LABEL_H
-        parts.append(svg.element("line", f"event {line.kind}", x1=at, x2=at, y1=y - 9, y2=bottom))
-        outside = at + wide > WIDTH
-        parts.append(
-            svg.label(
-                f"event {line.kind}", at - 4 if outside else at + 4, y, words, "end" if outside else "start"
-            )
-        )
+        begin = at - wide if at + wide > WIDTH else at
+        taken = {label.row for label in placed if label.begin < begin + wide and begin < label.end}
+        row = next(n for n in range(len(placed) + 1) if n not in taken)
+        placed.append(Label(line.kind, words, at, begin, begin + wide, row))
+    return placed
+
+
+def _events(labels: Sequence[Label], bottom: float) -> list[str]:
+    """Vertical lines with their names in rows above."""
+    parts = []
+    for label in labels:
+        css, y, outside = f"event {label.kind}", 14 + label.row * LABEL_H, label.begin < label.at
+        parts.append(svg.element("line", css, x1=label.at, x2=label.at, y1=y - 9, y2=bottom))
+        start, anchor = (label.at - 4, "end") if outside else (label.at + 4, "start")
+        parts.append(svg.label(css, start, y, label.words, anchor))
     return parts
 
 

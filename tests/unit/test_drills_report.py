@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -13,17 +14,20 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from drills import page, report, scenario_file, show
 from drills.active import ActiveFile
-from drills.chart import draw
+from drills.chart import draw, place
 from drills.faults.table import build
 from drills.history import History
 from drills.pace import Stop
 from drills.runner import Drill, Plan
 from drills.store import Store
-from drills.timeline import timeline
+from drills.svg import Axis
+from drills.timeline import Line, timeline
 from regions.cli.errors import Refused, UsageError, WeirError
 from tests.fakes.drill_world import FakeGenerator, FakeWorld, Quiet
 from tests.virtual import run
@@ -219,3 +223,15 @@ def test_the_terminal_shows_the_same_numbers(made: report.Report) -> None:
     assert "FAIL" in text
     assert "success_rate" in text
     assert "report x.html" in text
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 60), st.sampled_from(("heal", "weight change", "applied"))), max_size=8)
+)
+def test_no_name_of_an_event_covers_another(events: list[tuple[float, str]]) -> None:
+    """A change and its end are often a tenth of a second apart."""
+    labels = place([Line(at, "mark", label) for at, label in sorted(events)], Axis(0.0, 60.0, 52.0, 828.0))
+    assert [label.words for label in labels] == [f"{what} {at:+.2f} s" for at, what in sorted(events)]
+    for one, other in itertools.combinations(labels, 2):
+        assert one.row != other.row or one.end <= other.begin or other.end <= one.begin
+    assert {label.row for label in labels} == set(range(max((label.row + 1 for label in labels), default=0)))
